@@ -1,0 +1,95 @@
+"""What executors tell the core. Each fact carries the time it became true; the core has no clock of its own."""
+
+from dataclasses import dataclass
+
+from trunkline.core.types import EndReason, Ints, Prompt, RunKey, RunOrigin, TurnId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnArrived:
+    """A prompt wants an answer of at most `max_new_tokens`.
+
+    `run` is None when nothing names it: the core infers continuation, branch or new run from the prompt. `final` says
+    that the run ends with this turn. `needs_prompt_logits` forbids reuse (the prompt's own logprobs are asked).
+    """
+
+    at_ms: float
+    turn: TurnId
+    salt: str
+    prompt: Prompt
+    max_new_tokens: int
+    run: str | None = None
+    parent: str | None = None
+    origin: RunOrigin = RunOrigin.INFERRED
+    final: bool = False
+    needs_prompt_logits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTiming:
+    """How one move of a plan went. `ok` False: the bytes were not usable (the core replans without them)."""
+
+    ok: bool
+    bytes: int
+    ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """A plan was applied: `moves` and `calls_ms` are parallel to the plan's. A call that failed has time -1."""
+
+    at_ms: float
+    plan: int
+    moves: tuple[MoveTiming, ...]
+    calls_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnded:
+    """A turn generated its last token (or failed, or its client left). `generated` holds every sampled token.
+
+    Every generated token but the last has been decoded into KV; the last never is.
+    """
+
+    at_ms: float
+    turn: TurnId
+    reason: EndReason
+    generated: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDeclared:
+    """A client announced a run before its first turn."""
+
+    at_ms: float
+    key: RunKey
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFinished:
+    """A client says that a run is over: its cache is worth little from now on."""
+
+    at_ms: float
+    key: RunKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRestored:
+    """A run known from an earlier process: its KV is gone, its history is not news."""
+
+    at_ms: float
+    key: RunKey
+    parent: str | None
+    turns: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheReset:
+    """Forget every prefix that no turn in flight is using."""
+
+    at_ms: float
+
+
+Fact = TurnArrived | StepDone | TurnEnded | RunDeclared | RunFinished | RunRestored | CacheReset

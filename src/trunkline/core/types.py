@@ -1,0 +1,194 @@
+"""Ids, units and states that every part of the policy core shares.
+
+Units: times are milliseconds (`*_ms`, floats, from an arbitrary origin), sizes are bytes (`*_bytes`), lengths are
+tokens (`*_tokens`) unless a name says symbols.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+TurnId = int
+NodeId = int
+SlotId = int
+Ints = NDArray[np.int32]
+
+
+class RunKey(NamedTuple):
+    """Names a run: its public id, inside the salt (API key scope) that isolates its cache."""
+
+    salt: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """The symbols of one prompt, root first.
+
+    `symbols` is a 1-D int32 array: token ids, or block ids when a trace has no tokens. `weights` gives the tokens each
+    symbol stands for (same length); None means one token a symbol.
+    """
+
+    symbols: Ints
+    weights: Ints | None = None
+
+    def __post_init__(self) -> None:
+        assert self.symbols.ndim == 1 and self.symbols.dtype == np.int32
+        assert self.weights is None or self.weights.shape == self.symbols.shape
+
+    @property
+    def tokens(self) -> int:
+        """Length in tokens."""
+        return len(self.symbols) if self.weights is None else int(self.weights.sum())
+
+
+class Residency(StrEnum):
+    """Where a prefix's KV lives. `ABSENT`: arrived, never computed. `DEAD`: was held, then given up."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+    STORE = "store"
+    DEAD = "dead"
+    ABSENT = "absent"
+
+
+class MissReason(StrEnum):
+    """Why a prompt token had to be computed."""
+
+    NEVER_SEEN = "never_seen"
+    LAST_TOKEN = "last_token"  # the whole prompt was held; its last token is computed again for its logits
+    EVICTED = "evicted"
+    HISTORY_EDITED = "history_edited"
+    TEMPLATE_DRIFT = "template_drift"
+    TOKENIZER_DRIFT = "tokenizer_drift"
+    SALT = "salt"
+    NODE_CHANGED = "node_changed"
+    NODE_RESTARTED = "node_restarted"
+    NO_CHECKPOINT = "no_checkpoint"  # memory that cannot be cut here: the nearest checkpoint lies earlier
+    PROMPT_LOGPROBS = "prompt_logprobs"  # the client asked for the prompt's own probabilities
+    SHARING_OFF = "sharing_off"
+    CACHE_RESET = "cache_reset"
+    COMPUTE_FAILED = "compute_failed"
+
+
+class RunState(StrEnum):
+    """A run is `ACTIVE` during a turn, `WAITING` in a tool gap, `FINISHED` once declared or presumed over."""
+
+    ACTIVE = "active"
+    WAITING = "waiting"
+    FINISHED = "finished"
+
+
+class RunOrigin(StrEnum):
+    """What named a turn's run, strongest first."""
+
+    HEADER = "header"
+    SESSION = "session"
+    BODY = "body"
+    INFERRED = "inferred"
+
+
+class EndReason(StrEnum):
+    """How a turn ended. The first two are OpenAI's finish reasons."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"  # the client went away
+    FAILED = "failed"
+
+
+class Sharing(StrEnum):
+    """`TREE`: prefixes are reused. `OFF`: the trivial rival, every prompt is computed whole."""
+
+    TREE = "tree"
+    OFF = "off"
+
+
+class Eviction(StrEnum):
+    """`VALUE`: chance of reuse times recompute cost per byte. `LRU`: the trivial rival."""
+
+    VALUE = "value"
+    LRU = "lru"
+
+
+class Order(StrEnum):
+    """`SHORT_FIRST`: short steps ahead of long prefills, which keep a share. `FCFS`: the trivial rival."""
+
+    SHORT_FIRST = "short_first"
+    FCFS = "fcfs"
+
+
+class MemoryKind(StrEnum):
+    """`CUTTABLE`: KV may be cut at any token. `CHECKPOINTS`: only whole saved states can be reused."""
+
+    CUTTABLE = "cuttable"
+    CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreSettings:
+    """What the policy core is told once. Executors fill in the sizes; users choose the policies."""
+
+    slots: int
+    slot_tokens: int
+    host_bytes: int
+    bytes_per_token: int
+    checkpoint_bytes: int = 0
+    memory: MemoryKind = MemoryKind.CUTTABLE
+    sharing: Sharing = Sharing.TREE
+    eviction: Eviction = Eviction.VALUE
+    order: Order = Order.SHORT_FIRST
+    step_budget_ms: float = 150.0
+    prefill_share: float = 0.25
+    short_tokens: int = 64
+    max_slice_tokens: int = 512
+    min_slice_tokens: int = 16
+    max_queue: int = 1024
+    max_dead_symbols: int = 8_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Some of a turn's novel tokens and why no live prefix covered them.
+
+    For `HISTORY_EDITED`, `was` and `now` are the first differing symbols, from prompt token `at_token` on. For
+    `EVICTED`, `decision` and `at_ms` name the drop.
+    """
+
+    reason: MissReason
+    tokens: int
+    at_token: int = 0
+    decision: int | None = None
+    at_ms: float | None = None
+    was: tuple[int, ...] = ()
+    now: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class TurnRecord:
+    """One turn as it happened, in the core's clock. `cached + novel == prompt` in tokens."""
+
+    run: RunKey
+    index: int
+    arrived_ms: float
+    prompt_tokens: int
+    reusable_tokens: int
+    tool_gap_ms: float | None
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    misses: list[Miss] = field(default_factory=list)
+    placed_ms: float | None = None
+    first_token_ms: float | None = None
+    ended_ms: float | None = None
+    reason: EndReason | None = None
+    recomputed_tokens: int = 0
+    """Tokens that were promised as hits and had to be prefilled after all (a broken promise if not 0)."""
+
+    @property
+    def novel_tokens(self) -> int:
+        """Prompt tokens that no live prefix covered."""
+        return self.prompt_tokens - self.cached_tokens

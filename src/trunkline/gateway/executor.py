@@ -1,0 +1,65 @@
+"""The contract between the gateway and whatever generates. The gateway imports no executor: one is injected."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trunkline.core.types import Ints, RunKey
+from trunkline.wire.turns import TurnEvent, TurnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What `/v1/models` says. `max_model_len` bounds prompt plus completion of one turn, in tokens."""
+
+    id: str
+    max_model_len: int
+    created: int
+
+
+class TemplateError(ValueError):
+    """The model's chat template refused the messages; the text names why."""
+
+
+class Executor(Protocol):
+    """One node as the gateway sees it. Methods are called on the event loop's thread unless said otherwise."""
+
+    @property
+    def model(self) -> ModelInfo:
+        """The served model."""
+
+    def ready(self) -> str | None:
+        """None once generation works; otherwise what it is waiting for, or why it stopped."""
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+        """The prompt text the model's own template makes (with the generation prompt). Thread-safe.
+
+        `options` are extra template variables (`tools`, `chat_template_kwargs`). Raises `TemplateError`.
+        """
+
+    def tokenize(self, text: str, *, salt: str, bos: bool = True) -> Ints:
+        """Token ids of `text`; where it repeats text that a turn of `salt` generated, that turn's own tokens.
+
+        Control tokens written out in `text` are recognised. Thread-safe.
+        """
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`, control tokens included, invalid UTF-8 replaced. Thread-safe."""
+
+    def generate(self, request: TurnRequest) -> AsyncIterator[TurnEvent]:
+        """Serve one turn. The iterator's first event is `Accepted` or `Failed`, its last `Ended` or `Failed`.
+
+        Closing the iterator early (`aclose`, cancellation) aborts the turn and frees its place within a step.
+        """
+
+    def declare_run(self, key: RunKey, parent: str | None) -> None:
+        """Note a run before its first turn."""
+
+    def finish_run(self, key: RunKey) -> None:
+        """Note that a run is over."""
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every prefix that no turn in flight uses."""
+
+    def gauges(self) -> Mapping[str, float]:
+        """Current values for `/metrics`: `running`, `waiting`, `kv_used_fraction`, `host_bytes`, and so on."""

@@ -1,0 +1,67 @@
+"""Run records: what is stored, shown and returned for a run, turn by turn."""
+
+import msgspec
+
+
+class MissRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Novel tokens of one turn that share a reason. `detail` is for people."""
+
+    reason: str
+    tokens: int
+    detail: str = ""
+
+
+class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn. `cached_tokens + novel_tokens == prompt_tokens`; the misses' tokens sum to `novel_tokens`.
+
+    `queue_ms + prefill_ms + decode_ms == latency_ms`: arrival to placement, to first token, to last token.
+    `tool_gap_ms` is None for a run's first turn. `at` is the arrival as Unix seconds.
+    """
+
+    index: int
+    at: float
+    node: str
+    prompt_tokens: int
+    cached_tokens: int
+    novel_tokens: int
+    reusable_tokens: int
+    completion_tokens: int
+    misses: tuple[MissRow, ...]
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    latency_ms: float
+    tool_gap_ms: float | None
+    finish_reason: str
+    cost_usd: float = 0.0
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One run with its totals, as lists show it. Times are Unix seconds."""
+
+    id: str
+    parent: str | None
+    state: str
+    origin: str
+    node: str
+    started_at: float
+    last_at: float
+    turns: int
+    prompt_tokens: int
+    cached_tokens: int
+    reusable_tokens: int
+    completion_tokens: int
+
+
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    """One run whole, as `GET /v1/runs/{id}` returns it."""
+
+    id: str
+    parent: str | None
+    children: tuple[str, ...]
+    state: str
+    origin: str
+    node: str
+    started_at: float
+    last_at: float
+    turns: tuple[TurnRow, ...]

@@ -1,0 +1,112 @@
+"""What passes between the gateway and an executor for one turn: a request in, a stream of events out."""
+
+from dataclasses import dataclass, field
+
+from trunkline.core.types import EndReason, Ints, RunOrigin
+from trunkline.wire.records import TurnRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to choose tokens. Neutral values switch a part off; `temperature` 0 is greedy.
+
+    `seed` None means a fresh random seed. `repetition_penalty` multiplies (1 is off), the other two subtract.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunHint:
+    """What the client said about the run. `run` None: infer it from the prompt."""
+
+    run: str | None = None
+    parent: str | None = None
+    origin: RunOrigin = RunOrigin.INFERRED
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TurnRequest:
+    """One generation. `tokens` is the whole prompt (1-D int32), `text` the text it came from (None: token ids sent).
+
+    `logprobs` is how many alternatives to report beside each chosen token (None: no logprobs at all).
+    `prompt_logprobs` asks the same of every prompt token (`echo` with `logprobs`). `stop_tokens` end the turn as the
+    model's own end token does.
+    """
+
+    salt: str
+    tokens: Ints
+    text: str | None
+    max_tokens: int
+    hint: RunHint = field(default_factory=RunHint)
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural log probability of one token, with the most likely alternatives (best first)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """First event of every turn that was not refused. `run` is the public id."""
+
+    run: str
+    index: int
+    parent: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """One entry a prompt token; None for the first, which nothing predicts."""
+
+    entries: tuple[TokenLogprob | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New tokens and the text they made visible (text waits for whole UTF-8 and for stop strings to be ruled out)."""
+
+    tokens: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Last event of a turn. `stopped_by` is the stop string or token that ended it, if one did."""
+
+    reason: EndReason
+    row: TurnRow
+    stopped_by: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Last event of a turn that could not be served. `status` is the HTTP status, `code` OpenAI's error code."""
+
+    status: int
+    code: str
+    message: str
+    retry_after_s: float | None = None
+
+
+TurnEvent = Accepted | PromptLogprobs | Delta | Ended | Failed
