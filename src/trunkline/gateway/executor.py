@@ -10,11 +10,15 @@ from trunkline.wire.turns import TurnEvent, TurnRequest
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What `/v1/models` says. `max_model_len` bounds prompt plus completion of one turn, in tokens."""
+    """What `/v1/models` says. `max_model_len` bounds prompt plus completion of one turn, in tokens.
+
+    Token ids from clients are checked against `vocab_size` before an executor sees them.
+    """
 
     id: str
     max_model_len: int
     created: int
+    vocab_size: int
 
 
 class TemplateError(ValueError):
@@ -48,6 +52,8 @@ class Executor(Protocol):
 
     def generate(self, request: TurnRequest) -> AsyncIterator[TurnEvent]:
         """Serve one turn. The iterator's first event is `Accepted` or `Failed`, its last `Ended` or `Failed`.
+
+        A turn that ended has its row in the records' sink before `Ended` is emitted (also if nobody iterates any more).
 
         Closing the iterator early (`aclose`, cancellation) aborts the turn and frees its place within a step.
         """

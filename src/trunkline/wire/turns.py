@@ -75,6 +75,13 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """The turn got its place: how much of its prompt was cached. Comes once, after `Accepted`, before any `Delta`."""
+
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class PromptLogprobs:
     """One entry a prompt token; None for the first, which nothing predicts."""
 
@@ -109,4 +116,4 @@ class Failed:
     retry_after_s: float | None = None
 
 
-TurnEvent = Accepted | PromptLogprobs | Delta | Ended | Failed
+TurnEvent = Accepted | Placed | PromptLogprobs | Delta | Ended | Failed

@@ -1,0 +1,122 @@
+"""Whose turn is it? Pure functions from headers and body to a run and to the scope that isolates its cache.
+
+Sources of a run's id, strongest first; the first that is present wins:
+
+1. `X-Trunkline-Run`
+2. session headers that agents already send (`SESSION_HEADERS`, in that order)
+3. body fields: `session_id`, `prompt_cache_key`, `metadata.run_id`
+4. none: the policy core infers the run from the prompt
+
+A *scope* is what one API key may see ("" without keys). A *salt* is a scope, or `scope/digest` where the request
+carries vLLM's `cache_salt`: cached prefixes are shared inside a salt only, runs are listed by scope.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from trunkline.core.types import RunOrigin
+from trunkline.gateway.errors import InvalidRequest
+from trunkline.wire.turns import RunHint
+
+MAX_ID_LENGTH = 256
+
+RUN_HEADER = "x-trunkline-run"
+PARENT_HEADERS = ("x-trunkline-run-parent", "x-trunkline-parent", "x-dynamo-parent-session-id")
+FINAL_HEADERS = ("x-trunkline-run-final", "x-trunkline-final")
+SESSION_HEADERS = (
+    "x-session-id",
+    "x-claude-code-session-id",
+    "session_id",  # Codex
+    "x-dynamo-session-id",
+    "x-smg-routing-key",
+    "x-session-affinity",
+    "x-correlation-id",
+)
+BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
+def identify(
+    headers: Mapping[str, str],
+    *,
+    session_id: str | None = None,
+    prompt_cache_key: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> RunHint:
+    """What a request says about its run. `headers` has lower-case names (or ignores case).
+
+    Raises `InvalidRequest` for an id that could not be sent back in a header.
+    """
+    run, source, origin = _run(headers, session_id, prompt_cache_key, metadata)
+    parent_header, parent = _first(headers, PARENT_HEADERS)
+    if parent is not None:
+        check_id(parent, parent_header)
+    if parent is not None and parent == run:
+        raise InvalidRequest(f"{parent_header} repeats the run's own id {run!r} ({source}).", param=parent_header)
+    return RunHint(run=run, parent=parent, origin=origin, final=_final(headers))
+
+
+def _run(
+    headers: Mapping[str, str],
+    session_id: str | None,
+    prompt_cache_key: str | None,
+    metadata: Mapping[str, Any] | None,
+) -> tuple[str | None, str, RunOrigin]:
+    named = headers.get(RUN_HEADER)
+    if named:
+        return check_id(named, RUN_HEADER), RUN_HEADER, RunOrigin.HEADER
+    header, session = _first(headers, SESSION_HEADERS)
+    if session is not None:
+        return check_id(session, header), header, RunOrigin.SESSION
+    run_id = (metadata or {}).get("run_id")
+    if run_id is not None and not isinstance(run_id, str):
+        raise InvalidRequest("metadata.run_id must be a string.", param="metadata.run_id")
+    fields = (("session_id", session_id), ("prompt_cache_key", prompt_cache_key), ("metadata.run_id", run_id))
+    for field, value in fields:
+        if value:
+            return check_id(value, field), field, RunOrigin.BODY
+    return None, "", RunOrigin.INFERRED
+
+
+def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str | None]:
+    for name in names:
+        value = headers.get(name)
+        if value:
+            return name, value
+    return "", None
+
+
+def _final(headers: Mapping[str, str]) -> bool:
+    name, value = _first(headers, FINAL_HEADERS)
+    if value is None:
+        return False
+    known = BOOLEANS.get(value.strip().lower())
+    if known is None:
+        raise InvalidRequest(f"{name} must be true or false, not {value!r}.", param=name)
+    return known
+
+
+def check_id(value: str, param: str) -> str:
+    """`value` if it can name a run: ids travel back in headers, so they are printable ASCII."""
+    if not (0 < len(value) <= MAX_ID_LENGTH and value.isascii() and value.isprintable() and value == value.strip()):
+        raise InvalidRequest(
+            f"{param} must be 1 to {MAX_ID_LENGTH} printable ASCII characters without spaces around them.", param=param
+        )
+    return value
+
+
+def key_scope(api_key: str) -> str:
+    """A stable name for what `api_key` may see, from which the key cannot be read."""
+    return hashlib.sha256(b"trunkline scope\0" + api_key.encode()).hexdigest()[:32]
+
+
+def salt_of(scope: str, cache_salt: str | None) -> str:
+    """The salt of a request in `scope`, further isolated by vLLM's `cache_salt`."""
+    if not cache_salt:
+        return scope
+    return f"{scope}/{hashlib.sha256(cache_salt.encode()).hexdigest()[:32]}"
+
+
+def scope_of(salt: str) -> str:
+    """The scope a salt lies in."""
+    return salt.partition("/")[0]

@@ -1,0 +1,27 @@
+"""What the gateway is told once."""
+
+from dataclasses import dataclass
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """Limits and keys. Each default stands here and nowhere else.
+
+    `api_keys` empty: anyone may call. `share_cache_across_keys` puts all keys into one scope: they share cached
+    prefixes and see each other's runs. `request_timeout_s` bounds one request from body to last byte (None: no bound).
+    Bodies up to `inline_body_bytes` are parsed and tokenized on the event loop, larger ones in a thread.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    share_cache_across_keys: bool = False
+    max_body_bytes: int = 8 * MIB
+    body_timeout_s: float = 60.0
+    inline_body_bytes: int = 4096
+    max_in_flight: int = 1024
+    max_choices: int = 128
+    max_stops: int = 16
+    max_top_logprobs: int = 20
+    request_timeout_s: float | None = None
+    drain_timeout_s: float = 30.0

@@ -1,0 +1,168 @@
+"""Reads Weka sessions: recorded coding agents, known by KV block ids, without text.
+
+Two forms share one reader: the public kv-cache-tester files (one JSON object a file, whole `hash_ids` a request) and
+delta records (one JSON object a line, `keep` and `add` instead). Only whole blocks have ids; the rest of a prompt is
+its tail. A sub-agent's `t` is the moment it ended, or the moment it was launched if nobody waits for it.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from trunkline.wire.traces import BlocksPrompt, Fork, RunTrace, TraceError, TurnTrace, open_trace, read_lines
+
+
+class _Request(msgspec.Struct, rename={"input_tokens": "in", "output_tokens": "out"}):
+    """One request. `t`, `think_time`, `api_time` and `ttft` are seconds."""
+
+    t: float
+    type: str
+    input_tokens: int = 0
+    output_tokens: int = 0
+    model: str = ""
+    stop: str = ""
+    hash_ids: list[int] | None = None
+    keep: int = 0
+    add: list[tuple[int, int]] = []
+    think_time: float | None = None
+    api_time: float | None = None
+    ttft: float | None = None
+    # a sub-agent (`type` "subagent") has these instead
+    agent_id: str = ""
+    subagent_type: str = ""
+    duration_ms: float | None = None
+    requests: list["_Request"] = []
+
+
+class _Session(msgspec.Struct):
+    id: str
+    block_size: int
+    requests: list[_Request]
+
+
+_decode = msgspec.json.Decoder(_Session).decode
+
+
+def read_weka(path: Path) -> Iterator[RunTrace]:
+    """Runs of a file or of every trace file in a folder, session by session. Raises `TraceError`."""
+    files = sorted(p for p in path.iterdir() if ".json" in p.name) if path.is_dir() else [path]
+    for file in files:
+        for number, session in _read_sessions(file):
+            try:
+                yield from _runs(session.id, session.requests, session.block_size)
+            except ValueError as error:
+                raise TraceError(file, number, str(error)) from error
+
+
+def _read_sessions(path: Path) -> Iterator[tuple[int, _Session]]:
+    """Sessions with their line numbers: one a line, or the whole file as one object spread over lines."""
+    for number, line in read_lines(path):
+        try:
+            session = _decode(line)
+        except msgspec.ValidationError as error:
+            raise TraceError(path, number, f"not a Weka session: {error}") from error
+        except msgspec.DecodeError as error:
+            if number > 1:
+                raise TraceError(path, number, f"not JSON: {error}") from error
+            yield number, _read_whole(path)
+            return
+        yield number, session
+
+
+def _read_whole(path: Path) -> _Session:
+    with open_trace(path) as file:
+        try:
+            return _decode(file.read())
+        except msgspec.MsgspecError as error:
+            raise TraceError(path, 1, f"neither a Weka session a line nor one Weka session: {error}") from error
+
+
+def _runs(
+    run: str,
+    requests: Sequence[_Request],
+    block: int,
+    *,
+    kind: str = "agent",
+    fork: Fork | None = None,
+    began_s: float = 0,
+) -> Iterator[RunTrace]:
+    """One list of requests as a run, then its sub-agents. `began_s` is the list's time 0 in the session's time."""
+    turns: list[TurnTrace] = []
+    children: list[tuple[Fork, _Request, float]] = []
+    ids: list[int] = []
+    free_s = 0.0  # when the run's last turn, or the last sub-agent it waits for, had ended
+    previous: _Request | None = None
+    for request in requests:
+        if request.type == "subagent":
+            waits = request.duration_ms is not None
+            start_s = request.t - (request.duration_ms or 0.0) / 1e3
+            children.append((Fork(parent=run, after=len(turns), joins=len(turns) if waits else None), request, start_s))
+            free_s = max(free_s, request.t if waits else 0.0)
+            continue
+        joined = bool(children) and children[-1][0].joins == len(turns)
+        gap_s = max(0.0, request.t - free_s) if joined else _gap_s(request, previous)
+        turns.append(_turn(request, ids, block, began_s + request.t, gap_s))
+        free_s, previous = request.t + (request.api_time or 0.0), request
+    yield RunTrace(id=run, kind=kind, source="weka", fork=fork, block_tokens=block, turns=tuple(turns))
+    for number, (child_fork, request, start_s) in enumerate(children, 1):
+        name = f"{run}/{request.agent_id or f'agent_{number:03d}'}"
+        kind = request.subagent_type or "agent"
+        yield from _runs(name, request.requests, block, kind=kind, fork=child_fork, began_s=began_s + start_s)
+
+
+def _gap_s(request: _Request, previous: _Request | None) -> float | None:
+    """Think time where it is recorded, else what the clock leaves after the previous call; None if neither is known."""
+    if previous is None:
+        return None
+    if request.think_time is not None:
+        return request.think_time
+    if previous.api_time is not None:
+        return max(0.0, request.t - previous.t - previous.api_time)
+    return None
+
+
+def _turn(request: _Request, ids: list[int], block: int, at_s: float, gap_s: float | None) -> TurnTrace:
+    """One request as a turn. `ids` are the previous prompt's block ids; they become this one's."""
+    if request.hash_ids is None:
+        keep, add = request.keep, request.add
+        if not 0 <= keep <= len(ids):
+            raise ValueError(f"the request at t={request.t} keeps {keep} of {len(ids)} blocks")
+        ids[keep:] = [first + i for first, count in add for i in range(count)]
+    else:
+        keep = _common(ids, request.hash_ids)
+        add = _compress(request.hash_ids[keep:])
+        ids[:] = request.hash_ids
+    tail = request.input_tokens - len(ids) * block
+    if tail < 0:
+        raise ValueError(f"the request at t={request.t} has {len(ids)} blocks of {block} but {request.input_tokens} in")
+    return TurnTrace(
+        prompt=BlocksPrompt(keep=keep, add=tuple(add), tail_tokens=tail),
+        output_tokens=request.output_tokens,
+        finish=request.stop,
+        model=request.model,
+        at_ms=_ms(at_s),
+        gap_ms=_ms(gap_s),
+        ttft_ms=_ms(request.ttft),
+        latency_ms=_ms(request.api_time),
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _compress(ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Ids as runs of (first, count)."""
+    runs: list[tuple[int, int]] = []
+    for block in ids:
+        if runs and block == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((block, 1))
+    return runs
