@@ -34,6 +34,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from trunkline.wire.openai import ErrorBody, ErrorDetail
 from trunkline.wire.turns import Failed
@@ -230,12 +231,16 @@ async def api_error_response(request: Request, error: Exception) -> Response:
     return error.response()
 
 
+async def client_gone_response(request: Request, error: Exception) -> None:
+    """Handler for a client that left while its body was read: nobody is there to answer."""
+
+
 async def http_exception_response(request: Request, error: Exception) -> Response:
     """Handler for what Starlette's router raises: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        allowed = ", ".join(sorted(_methods_at(request)))
         response = MethodNotAllowed(f"{where} is not allowed; use {allowed}.").response()
         response.headers["Allow"] = allowed
         return response
@@ -244,6 +249,16 @@ async def http_exception_response(request: Request, error: Exception) -> Respons
     shaped = Internal(str(error.detail))
     shaped.status = error.status_code
     return shaped.response()
+
+
+def _methods_at(request: Request) -> set[str]:
+    """Every method some route serves at this path (the router names only the first route's)."""
+    methods: set[str] = set()
+    for route in request.app.routes:
+        match, _ = route.matches(request.scope)
+        if match is not Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    return methods
 
 
 async def internal_error_response(request: Request, error: Exception) -> Response:

@@ -10,6 +10,7 @@ from trunkline.wire.openai import GenerationBody
 from trunkline.wire.turns import Sampling
 
 UNBOUNDED = math.inf
+MAX_TOKENS = 2**31 - 1
 
 
 def check_model(asked: str | None, model: ModelInfo) -> None:
@@ -39,7 +40,7 @@ def int_in_range(name: str, value: int | None, default: int, low: int, high: int
 
 def sampling(body: GenerationBody, vocab_size: int) -> Sampling:
     """How to choose tokens. OpenAI's ranges where it has the field, vLLM's elsewhere."""
-    top_k = int_in_range("top_k", body.top_k, 0, -1, 2**31 - 1)
+    top_k = int_in_range("top_k", body.top_k, 0, -1, MAX_TOKENS)
     repetition = in_range("repetition_penalty", body.repetition_penalty, 1.0, 0.0, 100.0)
     if repetition == 0:
         raise InvalidRequest("repetition_penalty must be above 0; 1 is off.", param="repetition_penalty")

@@ -36,10 +36,22 @@ class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: float = 0.0
 
 
+class RunTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over a run's turns."""
+
+    turns: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    reusable_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float = 0.0
+
+
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """One run with its totals, as lists show it. Times are Unix seconds."""
 
     id: str
+    name: str | None = None
     parent: str | None
     state: str
     origin: str
@@ -51,12 +63,16 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     reusable_tokens: int
     completion_tokens: int
+    cost_usd: float = 0.0
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """One run whole, as `GET /v1/runs/{id}` returns it."""
+    """One run whole, as `GET /v1/runs/{id}` returns it. `name`, `objective`, `expected_turns` are as declared."""
 
     id: str
+    name: str | None = None
+    objective: str | None = None
+    expected_turns: int | None = None
     parent: str | None
     children: tuple[str, ...]
     state: str
@@ -65,3 +81,4 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     last_at: float
     turns: tuple[TurnRow, ...]
+    totals: RunTotals = RunTotals()

@@ -1,0 +1,148 @@
+"""The gateway as an ASGI application: routes, API keys, one error shape, request counts."""
+
+import hmac
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trunkline.gateway.chat import ChatDialect
+from trunkline.gateway.completions import CompletionDialect
+from trunkline.gateway.context import Gateway, TokenTexts
+from trunkline.gateway.errors import (
+    ApiError,
+    ClientGone,
+    Unauthorized,
+    api_error_response,
+    client_gone_response,
+    http_exception_response,
+    internal_error_response,
+)
+from trunkline.gateway.executor import Executor
+from trunkline.gateway.flights import Flights
+from trunkline.gateway.generate import SCOPE_KEY, Generate
+from trunkline.gateway.identity import key_scope
+from trunkline.gateway.meta import Meta
+from trunkline.gateway.metrics import Metrics
+from trunkline.gateway.records import RunRecords
+from trunkline.gateway.runs import Runs
+from trunkline.gateway.settings import GatewaySettings
+
+OPEN_PATHS = frozenset({"/health", "/metrics"})
+"""Paths that need no API key."""
+
+CLIENT_GONE_STATUS = 499
+"""What requests are counted under whose client left first; no response has it."""
+
+
+def build_app(executor: Executor, records: RunRecords, settings: GatewaySettings) -> Starlette:
+    """The application. The executor's sink must be `records.turn`; both outlive the application.
+
+    `app.state.flights.drain(timeout_s)` stops it gracefully. The application's own shutdown aborts what is left.
+    """
+    flights = Flights(settings)
+    metrics = Metrics(executor)
+    records.subscribe(metrics.turn_ended)
+    gateway = Gateway(
+        executor=executor,
+        records=records,
+        settings=settings,
+        metrics=metrics,
+        flights=flights,
+        token_text=TokenTexts(executor),
+    )
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await flights.drain(0)
+
+    app = Starlette(
+        routes=_routes(gateway),
+        middleware=[Middleware(Edge, settings=settings, metrics=metrics)],
+        exception_handlers={
+            ApiError: api_error_response,
+            ClientGone: client_gone_response,
+            HTTPException: http_exception_response,
+            Exception: internal_error_response,
+        },
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    app.state.flights = flights
+    return app
+
+
+def _routes(gateway: Gateway) -> list[Route]:
+    meta, runs = Meta(gateway), Runs(gateway)
+    return [
+        Route("/v1/chat/completions", Generate(gateway, ChatDialect(gateway)), methods=["POST"]),
+        Route("/v1/completions", Generate(gateway, CompletionDialect(gateway)), methods=["POST"]),
+        Route("/v1/models", meta.models),
+        Route("/v1/models/{id:path}", meta.model),
+        Route("/tokenize", meta.tokenize, methods=["POST"]),
+        Route("/detokenize", meta.detokenize, methods=["POST"]),
+        Route("/health", meta.health),
+        Route("/metrics", meta.metrics),
+        Route("/reset_prefix_cache", meta.reset_prefix_cache, methods=["POST"]),
+        Route("/v1/runs", runs.declare, methods=["POST"]),
+        Route("/v1/runs", runs.list),
+        Route("/v1/runs/{id:path}/finish", runs.finish, methods=["POST"]),  # before {id}, whose ids may hold slashes
+        Route("/v1/runs/{id:path}", runs.show),
+    ]
+
+
+class Edge:
+    """Checks API keys and counts requests, for every path."""
+
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: Metrics) -> None:
+        self._app = app
+        self._counter = metrics.http_requests
+        share = settings.share_cache_across_keys
+        self._scopes = [(key.encode(), "" if share else key_scope(key)) for key in settings.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request through with its scope noted, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = CLIENT_GONE_STATUS
+
+        async def noting_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            scope[SCOPE_KEY] = self._scope_of_key(scope)
+            await self._app(scope, receive, noting_status)
+        except Unauthorized as refusal:
+            await refusal.response()(scope, receive, noting_status)
+        except Exception:
+            status = 500  # answered further out
+            raise
+        finally:
+            route = scope.get("route")
+            path = route.path if isinstance(route, Route) else "unknown"
+            method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST") else "other"
+            self._counter.labels(path, method, status).inc()
+
+    def _scope_of_key(self, scope: Scope) -> str:
+        """The caller's scope. Raises `Unauthorized`."""
+        if not self._scopes or scope["path"] in OPEN_PATHS:
+            return ""
+        headers = Headers(scope=scope)
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+        # Every key is compared, in constant time, so that timing tells nothing about them.
+        matches = [name for key, name in self._scopes if hmac.compare_digest(key, given.encode())]
+        if not matches:
+            what = "Incorrect API key" if given else "No API key"
+            raise Unauthorized(f"{what} provided; send one of the server's keys as `Authorization: Bearer KEY`.")
+        return matches[0]
