@@ -15,6 +15,7 @@ from trunkline.gateway.chat import ChatDialect
 from trunkline.gateway.completions import CompletionDialect
 from trunkline.gateway.context import Gateway, TokenTexts
 from trunkline.gateway.errors import (
+    CLIENT_GONE_STATUS,
     ApiError,
     ClientGone,
     Unauthorized,
@@ -35,9 +36,6 @@ from trunkline.gateway.settings import GatewaySettings
 
 OPEN_PATHS = frozenset({"/health", "/metrics"})
 """Paths that need no API key."""
-
-CLIENT_GONE_STATUS = 499
-"""What requests are counted under whose client left first; no response has it."""
 
 
 def build_app(executor: Executor, records: RunRecords, settings: GatewaySettings) -> Starlette:

@@ -39,6 +39,9 @@ from starlette.routing import Match
 from trunkline.wire.openai import ErrorBody, ErrorDetail
 from trunkline.wire.turns import Failed
 
+CLIENT_GONE_STATUS = 499
+"""What requests are counted under whose client left first; no response has it."""
+
 
 class ApiError(Exception):
     """Root of the tree. `param` names the field at fault; `retry_after_s` becomes a `Retry-After` header."""
@@ -231,8 +234,9 @@ async def api_error_response(request: Request, error: Exception) -> Response:
     return error.response()
 
 
-async def client_gone_response(request: Request, error: Exception) -> None:
-    """Handler for a client that left while its body was read: nobody is there to answer."""
+async def client_gone_response(request: Request, error: Exception) -> Response:
+    """Handler for a client that left while its body was read: nobody gets this, but requests are counted by status."""
+    return Response(status_code=CLIENT_GONE_STATUS)
 
 
 async def http_exception_response(request: Request, error: Exception) -> Response:
