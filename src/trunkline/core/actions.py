@@ -5,7 +5,7 @@ Executors apply and time; they decide nothing.
 
 from dataclasses import dataclass
 
-from trunkline.core.types import MissReason, NodeId, RunKey, SlotId, TurnId
+from trunkline.core.types import MissReason, NodeId, RunKey, SlotId, TurnId, TurnRecord
 
 # --- immediate, in order, from `Core.handle` --------------------------------------------------------------------
 
@@ -57,7 +57,15 @@ class DropSegment:
     node: NodeId
 
 
-Action = TurnAccepted | TurnRefused | SplitSegment | DropSegment | DeathNotice
+@dataclass(frozen=True, slots=True)
+class TurnRecorded:
+    """The turn is over; this is its record."""
+
+    turn: TurnId
+    record: TurnRecord
+
+
+Action = TurnAccepted | TurnRefused | SplitSegment | DropSegment | DeathNotice | TurnRecorded
 
 
 # --- a plan: moves in order, then calls in order -----------------------------------------------------------------

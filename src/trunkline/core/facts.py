@@ -9,7 +9,8 @@ from trunkline.core.types import EndReason, Ints, Prompt, RunKey, RunOrigin, Tur
 class TurnArrived:
     """A prompt wants an answer of at most `max_new_tokens`.
 
-    `run` is None when nothing names it: the core infers continuation, branch or new run from the prompt. `final` says
+    `run` is None when nothing names it: the core infers continuation, branch or new run from the prompt; a new one or a
+    branch then takes the id `fresh` (the executor makes it unique, since the core draws no randomness). `final` says
     that the run ends with this turn. `needs_prompt_logits` forbids reuse (the prompt's own logprobs are asked).
     """
 
@@ -18,6 +19,7 @@ class TurnArrived:
     salt: str
     prompt: Prompt
     max_new_tokens: int
+    fresh: str
     run: str | None = None
     parent: str | None = None
     origin: RunOrigin = RunOrigin.INFERRED

@@ -142,13 +142,13 @@ class CoreSettings:
     sharing: Sharing = Sharing.TREE
     eviction: Eviction = Eviction.VALUE
     order: Order = Order.SHORT_FIRST
-    step_budget_ms: float = 150.0
+    step_budget_ms: float = 100.0
     prefill_share: float = 0.25
     short_tokens: int = 64
-    max_slice_tokens: int = 512
-    min_slice_tokens: int = 16
+    max_slice_tokens: int = 256
+    min_slice_tokens: int = 8
     max_queue: int = 1024
-    max_dead_symbols: int = 8_000_000
+    max_tree_symbols: int = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,175 @@
+"""How turns begin and end: the tree, the run table and the slots follow."""
+
+from trunkline.core.actions import Action, DropSegment, Load, TurnAccepted, TurnRecorded, TurnRefused
+from trunkline.core.facts import CacheReset, TurnArrived, TurnEnded
+from trunkline.core.placement import Ledger
+from trunkline.core.prefix import Match, Node, common_ancestor
+from trunkline.core.runs import Run
+from trunkline.core.slots import path_ids
+from trunkline.core.state import State
+from trunkline.core.turns import Phase, Turn
+from trunkline.core.types import EndReason, MissReason, RunKey, Sharing, TurnRecord
+
+SHOWN_SYMBOLS = 16
+"""How many symbols of each side are kept where a prompt leaves its run's history."""
+
+
+def arrive(state: State, fact: TurnArrived) -> list[Action]:
+    """A prompt arrived: it joins the tree and its run, or is refused with a reason."""
+    assert fact.turn not in state.turns
+    why = _refusal(state, fact)
+    if why is not None:
+        return [why]
+    named = state.runs.get(RunKey(fact.salt, fact.run)) if fact.run is not None else None
+    leaf, match, split = state.tree.insert(fact.salt, fact.prompt, named.leaf if named is not None else None)
+    actions = state.follow(split)
+    run = state.runs.identify(fact, match)
+    if state.checkpoints and leaf.tokens > 1 and not split:
+        actions += _cut_last_token(state, leaf)
+    turn = _begin(state, fact, run, leaf, match)
+    state.turns[turn.id] = turn
+    for forgotten in state.runs.touch(run):
+        state.forecast.forget(forgotten.key)
+    return [*actions, TurnAccepted(turn.id, run.key, turn.record.index, run.parent)]
+
+
+def end(state: State, fact: TurnEnded) -> list[Action]:
+    """A turn ended: what it computed stays where it is, warm for the run's next turn."""
+    turn = state.turns.pop(fact.turn)
+    run, record = turn.run, turn.record
+    record.ended_ms, record.reason, record.completion_tokens = fact.at_ms, fact.reason, len(fact.generated)
+    leaf, actions = _release(state, turn, fact) if turn.slot is not None else (turn.leaf, [])
+    run.in_flight -= 1
+    run.ended_ms = fact.at_ms
+    if run.prompt_leaf is turn.leaf:
+        state.runs.move_leaf(run, leaf)
+    if fact.reason in (EndReason.STOP, EndReason.LENGTH):
+        state.forecast.saw_output(run.key, len(fact.generated))
+    if turn.fact.final:
+        state.runs.set_finished(run, True)
+    return [*actions, TurnRecorded(turn.id, record)]
+
+
+def reset(state: State, fact: CacheReset) -> list[Action]:
+    """Give up every prefix that no turn in flight stands on."""
+    using = {node.id for turn in state.turns.values() for node in turn.leaf.path()}
+    ledger = Ledger()
+    held = sorted(state.retention.held(), key=lambda node: (-node.end, node.id))
+    state.placement.bury([n for n in held if n.id not in using], MissReason.CACHE_RESET, ledger, fact.at_ms)
+    for slot in state.slots:
+        if slot.turn is None:
+            lost = [node for node in slot.nodes() if not node.host and node.id not in using]
+            slot.clear(stale=True)
+            for node in reversed(lost):
+                if node.death is None:
+                    state.placement.dies(node, MissReason.CACHE_RESET, ledger, fact.at_ms)
+    return [*(DropSegment(node.id) for node in held if not node.host), *ledger.deaths]
+
+
+def break_promise(state: State, move: Load, at_ms: float) -> list[Action]:
+    """What was promised could not be read back: the turn queues again, and its record says so."""
+    turn, ledger = state.turns[move.turn], Ledger()
+    suspect = {piece.node for piece in move.pieces}
+    first = next(node for node in turn.leaf.path() if node.id in suspect)
+    # Which segment was bad is not known, and what hangs below a lost prefix is of no use (a whole state stands alone).
+    below = [first] if state.checkpoints else [node for node in first.subtree() if node.host]
+    lost = sorted((node for node in below if node.host), key=lambda node: (-node.end, node.id))
+    state.placement.bury(lost, MissReason.COMPUTE_FAILED, ledger, at_ms)
+    state.broken_promises += turn.computed
+    turn.record.recomputed_tokens += turn.computed
+    slot = state.slots[move.slot]
+    slot.turn = None
+    slot.clear(stale=False)  # the executor empties a slot whose load failed
+    turn.slot, turn.computed, turn.phase = None, 0, Phase.QUEUED
+    return [*(DropSegment(node.id) for node in lost), *ledger.deaths]
+
+
+def _refusal(state: State, fact: TurnArrived) -> TurnRefused | None:
+    tokens, room = fact.prompt.tokens, state.settings.slot_tokens
+    if tokens == 0:
+        return TurnRefused(fact.turn, "the prompt is empty", None)
+    if tokens + fact.max_new_tokens > room:
+        need = f"{tokens} prompt tokens and {fact.max_new_tokens} to generate"
+        return TurnRefused(fact.turn, f"{need} do not fit {room} tokens of context", None)
+    named = state.runs.get(RunKey(fact.salt, fact.run)) if fact.run is not None else None
+    running_loop = fact.parent is not None or (named is not None and named.turns > 0)
+    queued = sum(turn.phase is Phase.QUEUED for turn in state.turns.values())
+    if queued >= state.settings.max_queue and not running_loop:
+        return TurnRefused(fact.turn, f"{queued} turns are waiting already", 1.0)
+    return None
+
+
+def _cut_last_token(state: State, leaf: Node) -> list[Action]:
+    """The state before the last token serves the same prompt again as well as every longer one."""
+    if leaf.host or leaf.children or len(leaf.symbols) < 2:
+        return []
+    return state.follow(state.tree.split(leaf, len(leaf.symbols) - 1))
+
+
+def _begin(state: State, fact: TurnArrived, run: Run, leaf: Node, match: Match) -> Turn:
+    gap = None if run.ended_ms is None else max(0.0, fact.at_ms - run.ended_ms)
+    if gap is not None:
+        state.forecast.saw_gap(run.key, gap)
+    record = TurnRecord(
+        run=run.key,
+        index=run.turns,
+        arrived_ms=fact.at_ms,
+        prompt_tokens=fact.prompt.tokens,
+        reusable_tokens=min(match.tokens, fact.prompt.tokens - 1),
+        tool_gap_ms=gap,
+    )
+    expected = state.forecast.output_tokens(run.key, fact.max_new_tokens)
+    edited = _edit(state, run, leaf)
+    turn = Turn(fact.turn, fact, run, leaf, record, match.tokens, expected, edited, run.lost_tokens)
+    run.turns, run.in_flight, run.lost_tokens = run.turns + 1, run.in_flight + 1, 0
+    state.runs.set_finished(run, False)
+    state.runs.mark_prompt(run, leaf)
+    state.runs.move_leaf(run, leaf)
+    for node in leaf.path():
+        node.used_ms = fact.at_ms
+    return turn
+
+
+def _edit(state: State, run: Run, leaf: Node) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+    """Where a prompt leaves its run's own history: what was there, what came, where that history ended."""
+    if run.leaf is None:
+        return None
+    shared = common_ancestor(run.leaf, path_ids(leaf))
+    if shared is run.leaf or shared is leaf:
+        return None
+    at = shared.last_symbol if shared is not None else 0
+    was = state.tree.symbols_between(run.leaf, at, SHOWN_SYMBOLS)
+    return was, state.tree.symbols_between(leaf, at, SHOWN_SYMBOLS), run.leaf.end
+
+
+def _release(state: State, turn: Turn, fact: TurnEnded) -> tuple[Node, list[Action]]:
+    """Free the turn's slot. Returns where the run's trajectory ends now."""
+    assert turn.slot is not None
+    slot = state.slots[turn.slot]
+    slot.turn = None
+    if fact.reason is EndReason.FAILED or state.settings.sharing is Sharing.OFF:
+        ledger = Ledger()
+        lost = [node for node in slot.nodes() if not node.host]
+        slot.clear(stale=True)
+        if fact.reason is EndReason.FAILED:
+            for node in reversed(lost):
+                if not state.placement.is_held(node):
+                    state.placement.dies(node, MissReason.COMPUTE_FAILED, ledger, fact.at_ms)
+        return turn.leaf, list(ledger.deaths)
+    if turn.phase is Phase.DECODE:
+        assert len(fact.generated) == turn.generated
+        leaf, split = state.tree.extend(turn.leaf, fact.generated[:-1])
+        slot.leaf = leaf
+        for node in leaf.path():
+            node.used_ms = fact.at_ms
+            node.death = None
+        return leaf, state.follow(split)
+    edge = next((node for node in turn.leaf.path() if node.start < slot.held < node.end), None)
+    for node in slot.nodes():
+        node.death = None
+    if edge is None or edge.host:
+        return turn.leaf, []
+    upper, split = state.tree.split_at_token(edge, slot.held)
+    if upper is not None:
+        upper.death = None
+    return turn.leaf, state.follow(split)

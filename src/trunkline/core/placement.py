@@ -1,0 +1,265 @@
+"""Giving a queued turn a slot: what is held of its prompt, where, and what must move first.
+
+A turn's *live* prefix is the longest head of its path that is in host memory or in some slot. It is promised as a hit
+when the turn is placed, and from then on counts as the turn's own. A prefix that another turn is computing right now
+is waited for, so that what is shared is computed once.
+"""
+
+from dataclasses import dataclass, field
+
+from trunkline.core.actions import DeathNotice, Drop, Load, Move, Piece, Save, Trim
+from trunkline.core.predict import CostModel
+from trunkline.core.prefix import Death, Node, common_ancestor
+from trunkline.core.retention import Retention
+from trunkline.core.slots import Slot, live_nodes, path_ids
+from trunkline.core.turns import Phase, Turn
+from trunkline.core.types import CoreSettings, MemoryKind, MissReason, NodeId, RunKey, Sharing
+
+WORTH_WAITING_TOKENS = 32
+"""A prefix being computed by another turn is waited for if it saves at least this much."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What one plan moves and gives up, in order."""
+
+    moves: list[Move] = field(default_factory=list)
+    deaths: list[DeathNotice] = field(default_factory=list)
+    decision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A slot for a turn: keep `kept` tokens of what it holds, or (load) read `live` from host memory."""
+
+    slot: Slot
+    live: list[Node]
+    kept: int
+    load: bool
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the turn goes on from what the slot holds."""
+        return bool(self.live) and not self.load
+
+
+class Placement:
+    """Decides slots for queued turns and saves for slots that change hands."""
+
+    def __init__(self, settings: CoreSettings, slots: list[Slot], retention: Retention, costs: CostModel) -> None:
+        self._settings = settings
+        self._slots = slots
+        self._retention = retention
+        self._costs = costs
+        self._next_decision = 1
+
+    # --- one turn ---------------------------------------------------------------------------------------------
+
+    def place(self, turn: Turn, others: list[Turn], ledger: Ledger, now_ms: float, *, spare: int) -> bool:
+        """Give `turn` a slot, if `spare` idle slots would be left and nothing it needs is still being computed."""
+        idle = [slot for slot in self._slots if slot.turn is None]
+        if len(idle) <= spare:
+            return False
+        path = path_ids(turn.leaf)
+        coverage = {slot.id: slot.covers(path) for slot in self._slots}
+        live = self._live(turn, path, max(coverage.values()))
+        if self._worth_waiting(turn, path, live[-1].end if live else 0, others):
+            return False
+        choice = min(
+            (self._option(slot, turn, live, coverage, now_ms) for slot in idle),
+            key=lambda pair: (pair[0], pair[1].slot.id),
+        )[1]
+        protected = _paths([turn, *others])
+        if choice.load:
+            choice = self._copy_out(choice, coverage, ledger, protected, now_ms)
+        self._hand_over(choice, ledger, protected, now_ms)
+        self._settle(turn, choice, ledger, now_ms)
+        return True
+
+    def _live(self, turn: Turn, path: dict[NodeId, Node], coverage: int) -> list[Node]:
+        if self._settings.sharing is Sharing.OFF or turn.fact.needs_prompt_logits:
+            return []
+        nodes = list(path.values())
+        if self._settings.memory is MemoryKind.CUTTABLE:
+            return live_nodes(nodes, coverage)
+        limit = turn.prompt_tokens - 1
+        best = 0
+        for count, node in enumerate(nodes, 1):
+            if node.end <= limit and (node.host or self._standing(node) is not None):
+                best = count
+        return nodes[:best]
+
+    def _standing(self, node: Node) -> Slot | None:
+        """An idle slot whose whole state is exactly this node's."""
+        return next((s for s in self._slots if s.turn is None and s.leaf is node and s.held == node.end), None)
+
+    def _worth_waiting(self, turn: Turn, path: dict[NodeId, Node], live_tokens: int, others: list[Turn]) -> bool:
+        if self._settings.sharing is Sharing.OFF or turn.fact.needs_prompt_logits:
+            return False
+        for other in others:
+            if other.phase is not Phase.PREFILL or other.fact.needs_prompt_logits:
+                continue
+            shared = common_ancestor(other.leaf, path)
+            until = min(shared.end, turn.prompt_tokens - 1) if shared is not None else 0
+            if until > other.computed and until - live_tokens >= WORTH_WAITING_TOKENS:
+                return True
+        return False
+
+    def _option(
+        self, slot: Slot, turn: Turn, live: list[Node], coverage: dict[int, int], now_ms: float
+    ) -> tuple[float, Choice]:
+        """What it would cost, in milliseconds now and expected later, to serve `turn` in `slot`."""
+        end = min(live[-1].end, turn.prompt_tokens - 1) if live else 0
+        if self._settings.memory is MemoryKind.CUTTABLE:
+            load = coverage[slot.id] < end
+        else:
+            load = bool(live) and not (slot.leaf is live[-1] and slot.held == end)
+        cost = self._costs.move_ms(end * self._settings.bytes_per_token) if load else 0.0
+        if slot.leaf is not None and slot.held:
+            whole = self._costs.move_ms(slot.held * self._settings.bytes_per_token)
+            lost = [node for node in slot.nodes() if node.id not in _ids(live) and not node.host]
+            cost += whole if any(self._retention.worth_saving(node, now_ms) for node in lost) else 0.0
+            if load or end < slot.held:
+                cost += self._retention.chance(slot.leaf, now_ms) * whole
+        return cost, Choice(slot, live, end, load)
+
+    # --- what moves -------------------------------------------------------------------------------------------
+
+    def _copy_out(
+        self, choice: Choice, coverage: dict[int, int], ledger: Ledger, protected: set[NodeId], now_ms: float
+    ) -> Choice:
+        """Bring every live node into host memory; what does not fit there ends the live prefix early."""
+        if self._settings.memory is MemoryKind.CHECKPOINTS:
+            last = choice.live[-1]
+            standing = self._standing(last)
+            if not last.host and standing is not None and not self._save(standing, [last], ledger, protected, now_ms):
+                shorter = choice.live[:-1]
+                while shorter and not shorter[-1].host:
+                    shorter.pop()
+                return Choice(choice.slot, shorter, shorter[-1].end if shorter else 0, bool(shorter))
+            return choice
+        missing: dict[int, list[Node]] = {}
+        for node in choice.live:
+            if not node.host:
+                source = max(self._slots, key=lambda slot: (coverage[slot.id], -slot.id))
+                missing.setdefault(source.id, []).append(node)
+        for slot_id, nodes in missing.items():
+            if not self._save(self._slots[slot_id], nodes, ledger, protected, now_ms):
+                live = [n for n in choice.live if n.end <= self._host_end(choice.live)]
+                return Choice(choice.slot, live, live[-1].end if live else 0, bool(live))
+        return choice
+
+    @staticmethod
+    def _host_end(nodes: list[Node]) -> int:
+        end = 0
+        for node in nodes:
+            if not node.host:
+                break
+            end = node.end
+        return end
+
+    def _hand_over(self, choice: Choice, ledger: Ledger, protected: set[NodeId], now_ms: float) -> None:
+        """Save what the slot is about to lose, as far as that pays; the rest dies with notice."""
+        slot, cuttable = choice.slot, self._settings.memory is MemoryKind.CUTTABLE
+        if self._settings.sharing is Sharing.OFF or (choice.in_place and not cuttable):
+            return
+        kept = _ids(choice.live if cuttable else choice.live[-1:])
+        unsaved = [node for node in slot.nodes() if not node.host]
+        if not cuttable:
+            unsaved = [node for node in unsaved if node is slot.leaf and node.end == slot.held]
+        losing = [n for n in unsaved if n.id not in kept and not self._held_elsewhere(n, slot)]
+        pays = [node for node in losing if self._retention.worth_saving(node, now_ms)]
+        # A node without its ancestors is useless, so whatever is not saved yet above one that pays is saved with it.
+        saving = unsaved[: unsaved.index(pays[-1]) + 1] if pays else []
+        if saving:
+            self._save(slot, saving, ledger, protected, now_ms)
+        for node in losing:
+            if not node.host:
+                self.dies(node, MissReason.EVICTED, ledger, now_ms)
+
+    def is_held(self, node: Node) -> bool:
+        """Whether the node's KV is in host memory or whole in some slot."""
+        path = path_ids(node)
+        return node.host or any(slot.covers(path) >= node.end for slot in self._slots)
+
+    def _held_elsewhere(self, node: Node, but: Slot) -> bool:
+        path = path_ids(node)
+        return any(slot is not but and slot.covers(path) >= node.end for slot in self._slots)
+
+    def _save(self, slot: Slot, nodes: list[Node], ledger: Ledger, protected: set[NodeId], now_ms: float) -> bool:
+        """Copy `nodes` out of `slot`, dropping what is worth less; False if not all of them fit."""
+        pieces: list[Piece] = []
+        drops: list[Node] = []
+        staying = protected | set(path_ids(nodes[-1]))
+        for node in nodes:
+            room = self._retention.room_for(node, staying, now_ms)
+            if room is None:
+                break
+            for old in room:
+                self._retention.dropped(old)
+                drops.append(old)
+            self._retention.saved(node)
+            start = 0 if self._settings.memory is MemoryKind.CHECKPOINTS else node.start
+            pieces.append(Piece(node.id, start, node.end))
+        for old in drops:
+            ledger.moves.append(Drop(old.id))
+            if not self.is_held(old):
+                self.dies(old, MissReason.EVICTED, ledger, now_ms)
+        if pieces:
+            ledger.moves.append(Save(slot.id, tuple(pieces)))
+        return len(pieces) == len(nodes)
+
+    def checkpoint(self, turn: Turn, node: Node, others: list[Turn], ledger: Ledger, now_ms: float) -> None:
+        """Save the whole state of a turn's slot, which stands exactly at `node`'s end."""
+        assert turn.slot is not None
+        assert self._slots[turn.slot].held == node.end
+        self._save(self._slots[turn.slot], [node], ledger, _paths([turn, *others]), now_ms)
+
+    def dies(self, node: Node, reason: MissReason, ledger: Ledger, now_ms: float) -> None:
+        """KV of `node` is given up; its runs are told."""
+        if not ledger.decision:
+            ledger.decision, self._next_decision = self._next_decision, self._next_decision + 1
+        node.death = Death(ledger.decision, now_ms, reason)
+        ledger.deaths.append(DeathNotice(ledger.decision, node.id, node.tokens, reason, hurt_runs(node), now_ms))
+
+    def _settle(self, turn: Turn, choice: Choice, ledger: Ledger, now_ms: float) -> None:
+        slot, tokens = choice.slot, choice.kept
+        if choice.load:
+            checkpoints = self._settings.memory is MemoryKind.CHECKPOINTS
+            nodes = choice.live[-1:] if checkpoints else choice.live
+            pieces = tuple(Piece(n.id, 0 if checkpoints else n.start, min(n.end, tokens)) for n in nodes)
+            ledger.moves.append(Load(slot.id, turn.id, pieces))
+        elif slot.held != tokens or slot.stale:
+            ledger.moves.append(Trim(slot.id, turn.id, tokens))
+        slot.turn, slot.leaf, slot.held, slot.stale = turn.id, turn.leaf, tokens, False
+        turn.slot, turn.computed, turn.phase = slot.id, tokens, Phase.PREFILL
+        for node in choice.live:
+            node.used_ms = now_ms
+
+    # --- giving up --------------------------------------------------------------------------------------------
+
+    def bury(self, nodes: list[Node], reason: MissReason, ledger: Ledger, now_ms: float) -> None:
+        """Drop nodes from host memory whatever they are worth (leaves first)."""
+        for node in nodes:
+            self._retention.dropped(node)
+            ledger.moves.append(Drop(node.id))
+            self.dies(node, reason, ledger, now_ms)
+
+
+def hurt_runs(node: Node) -> tuple[RunKey, ...]:
+    """The open runs whose trajectory passes through `node`."""
+    found: list[RunKey] = []
+    if node.users:
+        for below in node.subtree():
+            found.extend(below.leaves)
+            if len(found) >= node.users:
+                break
+    return tuple(sorted(found))
+
+
+def _paths(turns: list[Turn]) -> set[NodeId]:
+    return {node.id for turn in turns for node in turn.leaf.path()}
+
+
+def _ids(nodes: list[Node]) -> set[NodeId]:
+    return {node.id for node in nodes}

@@ -1,0 +1,180 @@
+"""The policy core: facts in, actions and plans out.
+
+`Core.handle` takes one fact and answers with actions to apply at once; `Core.plan` decides one step. An executor calls
+both from one thread, applies what they return, and reports with `StepDone`. Nothing here reads a clock or a file: the
+same facts and the same `plan` times give the same plans.
+"""
+
+from trunkline.core import lifecycle
+from trunkline.core.actions import Action, Decode, Load, Prefill, StepPlan
+from trunkline.core.facts import (
+    CacheReset,
+    Fact,
+    RunDeclared,
+    RunFinished,
+    RunRestored,
+    StepDone,
+    TurnArrived,
+    TurnEnded,
+)
+from trunkline.core.misses import explain
+from trunkline.core.placement import Ledger
+from trunkline.core.schedule import Step
+from trunkline.core.state import State
+from trunkline.core.turns import Phase, Turn
+from trunkline.core.types import CoreSettings, Order, RunKey, RunOrigin, Sharing
+
+LOOP_BONUS_MS = 15_000.0
+"""Head start in the queue of a turn whose run has already begun, over a new run's first turn."""
+SHORT_BONUS_MS = 30_000.0
+"""Head start of a predicted short step. Both are bounded, so that nobody waits for ever."""
+DUE_MS = 30_000.0
+"""A run in a tool gap is expected back for this long; a slot is kept free for its short step meanwhile."""
+
+
+class Core:
+    """The one place where decisions are made."""
+
+    def __init__(self, settings: CoreSettings) -> None:
+        self.state = State(settings)
+        self._plan: tuple[StepPlan, Step] | None = None
+        self._next_plan = 1
+        self._due: dict[RunKey, float] = {}
+
+    # --- facts ------------------------------------------------------------------------------------------------
+
+    def handle(self, fact: Fact) -> list[Action]:
+        """Take in one fact. Facts that no correct executor reports raise AssertionError."""
+        runs = self.state.runs
+        match fact:
+            case TurnArrived():
+                actions = lifecycle.arrive(self.state, fact)
+                if fact.turn in self.state.turns:
+                    self._due.pop(self.state.turns[fact.turn].run.key, None)
+                return actions
+            case StepDone():
+                return self._step_done(fact)
+            case TurnEnded():
+                return self._ended(fact)
+            case CacheReset():
+                return lifecycle.reset(self.state, fact)
+            case RunDeclared():
+                runs.touch(runs.ensure(fact.key, fact.parent, RunOrigin.HEADER))
+            case RunFinished():
+                run = runs.get(fact.key)
+                if run is not None:
+                    runs.set_finished(run, True)
+                    self._due.pop(fact.key, None)
+            case RunRestored():
+                run = runs.ensure(fact.key, fact.parent, RunOrigin.HEADER)
+                run.turns, run.lost_tokens = fact.turns, fact.prompt_tokens
+        return []
+
+    def _ended(self, fact: TurnEnded) -> list[Action]:
+        run = self.state.turns[fact.turn].run
+        actions = lifecycle.end(self.state, fact)
+        short = self.state.settings.short_tokens
+        if not run.finished and self.state.forecast.output_tokens(run.key, short + 1) <= short:
+            self._due[run.key] = fact.at_ms
+        self.state.forget_dead()
+        return actions
+
+    def _step_done(self, fact: StepDone) -> list[Action]:
+        assert self._plan is not None
+        plan, step = self._plan
+        assert fact.plan == plan.seq
+        self._plan = None
+        actions: list[Action] = []
+        for move, timing in zip(plan.moves, fact.moves, strict=True):
+            self.state.costs.saw_move(timing.bytes, timing.ms)
+            if isinstance(move, Load) and not timing.ok:
+                actions += lifecycle.break_promise(self.state, move, fact.at_ms)
+        for call, ms in zip(plan.calls, fact.calls_ms, strict=True):
+            if ms >= 0 and isinstance(call, Prefill):
+                self._prefilled(call, ms, fact.at_ms)
+            elif ms >= 0 and isinstance(call, Decode):
+                self._decoded(call, ms)
+        self.state.scheduler.observed(step, sum(ms for ms in fact.calls_ms if ms > 0))
+        return actions
+
+    def _prefilled(self, call: Prefill, ms: float, at_ms: float) -> None:
+        turn = self.state.turns[call.turn]
+        assert turn.slot == call.slot
+        assert turn.computed == call.start
+        self.state.costs.saw_prefill(call.end - call.start, call.start, ms)
+        turn.computed = call.end
+        self.state.slots[call.slot].held = call.end
+        if call.last:
+            turn.phase, turn.generated, turn.record.first_token_ms = Phase.DECODE, 1, at_ms
+
+    def _decoded(self, call: Decode, ms: float) -> None:
+        turns = [self.state.turns[turn_id] for turn_id, _ in call.turns]
+        self.state.costs.saw_decode(len(turns), sum(turn.held_tokens for turn in turns), ms)
+        for turn, (_, slot) in zip(turns, call.turns, strict=True):
+            turn.generated += 1
+            self.state.slots[slot].held = turn.held_tokens
+
+    # --- plans ------------------------------------------------------------------------------------------------
+
+    def plan(self, now_ms: float) -> StepPlan:
+        """Decide the next step. A plan with moves or calls must be reported `StepDone` before the next is asked for."""
+        assert self._plan is None, "the last plan was not reported done"
+        ledger = Ledger()
+        if self.state.checkpoints:
+            self._save_states(ledger, now_ms)
+        self._place_queued(ledger, now_ms)
+        placed = [turn for turn in self.state.turns.values() if turn.slot is not None]
+        step = self.state.scheduler.step(placed, now_ms)
+        moves, deaths = tuple(ledger.moves), tuple(ledger.deaths)
+        plan = StepPlan(self._next_plan, now_ms, moves, step.calls, deaths, step.predicted_ms)
+        self._next_plan += 1
+        if plan.moves or plan.calls:
+            self._plan = (plan, step)
+        return plan
+
+    def _place_queued(self, ledger: Ledger, now_ms: float) -> None:
+        queued = [turn for turn in self.state.turns.values() if turn.phase is Phase.QUEUED]
+        if not queued or all(slot.turn is not None for slot in self.state.slots):
+            return
+        fcfs = self.state.settings.order is Order.FCFS
+        keep_free = int(not fcfs and len(self.state.slots) > 1 and self._short_step_due(now_ms))
+        for turn in sorted(queued, key=self._rank):
+            spare = 0 if self.state.scheduler.is_short(turn) else keep_free
+            others = [other for other in self.state.turns.values() if other is not turn]
+            if not self.state.placement.place(turn, others, ledger, now_ms, spare=spare):
+                continue
+            if turn.record.placed_ms is None:
+                turn.record.placed_ms = now_ms
+            turn.record.cached_tokens = turn.computed
+            turn.record.misses = explain(turn, self.state.settings)
+
+    def _rank(self, turn: Turn) -> tuple[float, int]:
+        """Arrival, with a head start for short steps and for runs that have begun."""
+        if self.state.settings.order is Order.FCFS:
+            return turn.fact.at_ms, turn.id
+        begun = turn.record.index > 0 or turn.run.parent is not None
+        bonus = LOOP_BONUS_MS * begun + SHORT_BONUS_MS * self.state.scheduler.is_short(turn)
+        return turn.fact.at_ms - bonus, turn.id
+
+    def _short_step_due(self, now_ms: float) -> bool:
+        while self._due:
+            run, ended_ms = next(iter(self._due.items()))
+            if now_ms - ended_ms <= DUE_MS:
+                return True
+            del self._due[run]
+        return False
+
+    def _save_states(self, ledger: Ledger, now_ms: float) -> None:
+        """Checkpoint memory: a prefill stops a token before its prompt ends and where others fork; save there."""
+        if self.state.settings.sharing is Sharing.OFF:
+            return
+        for turn in self.state.turns.values():
+            if turn.phase is not Phase.PREFILL:
+                continue
+            path = turn.leaf.path()
+            stops = {node.end: node for node in path if len(node.children) > 1 or node.end == turn.prompt_tokens - 1}
+            turn.stops = tuple(sorted(stops))
+            node = stops.get(turn.computed)
+            if node is not None and not node.host:
+                others = [other for other in self.state.turns.values() if other is not turn]
+                self.state.placement.checkpoint(turn, node, others, ledger, now_ms)

@@ -1,0 +1,152 @@
+"""What is expected, learned from what was observed: step costs, output lengths, tool gaps.
+
+Costs are linear in a few features and fitted online by least squares with exponential forgetting and a pull toward a
+prior, so that a model with one kind of observation stays sane on the others.
+"""
+
+import numpy as np
+
+from trunkline.core.types import RunKey
+
+FORGET = 0.98
+"""Weight of the past after one observation: about the last 50 count."""
+
+
+class LinearCost:
+    """Milliseconds as a non-negative combination of features."""
+
+    def __init__(self, prior: tuple[float, ...], scale: tuple[float, ...]) -> None:
+        """`prior`: coefficients before anything was observed. `scale`: a typical size of each feature."""
+        self._prior = np.array(prior)
+        self._ridge = np.diag(np.array(scale) ** 2) * 0.5
+        self._a = np.zeros((len(prior), len(prior)))
+        self._b = np.zeros(len(prior))
+        self._coefficients: tuple[float, ...] = prior
+
+    def observe(self, features: tuple[float, ...], ms: float) -> None:
+        """Learn from one measured call."""
+        x = np.array(features)
+        self._a = FORGET * self._a + np.outer(x, x)
+        self._b = FORGET * self._b + x * ms
+        solved = np.linalg.solve(self._a + self._ridge, self._b + self._ridge @ self._prior)
+        floor = self._prior * 0.01
+        self._coefficients = tuple(float(c) for c in np.maximum(solved, floor))
+
+    def predict(self, features: tuple[float, ...]) -> float:
+        """Expected milliseconds."""
+        return sum(c * f for c, f in zip(self._coefficients, features, strict=True))
+
+
+class CostModel:
+    """Expected milliseconds of calls and moves on one engine.
+
+    A prefill slice costs a constant, its tokens, and its attention (tokens times the positions they look at). A decode
+    call costs a constant, its sequences, and the context they read.
+    """
+
+    def __init__(self) -> None:
+        self._prefill = LinearCost((5.0, 1.4, 0.0011), (1.0, 64.0, 64.0 * 1000))
+        self._decode = LinearCost((6.0, 3.0, 0.0027), (1.0, 2.0, 2000.0))
+        self._move_bytes_per_ms = 2e6
+
+    def prefill_ms(self, tokens: int, start: int) -> float:
+        """One slice of `tokens` prompt tokens whose first is at position `start`."""
+        return self._prefill.predict(_prefill_features(tokens, start))
+
+    def prefill_whole_ms(self, tokens: int, start: int, slice_tokens: int) -> float:
+        """All slices of a longer prefill."""
+        slices = -(-tokens // slice_tokens)
+        constant, per_token, attention = _prefill_features(tokens, start)
+        return self._prefill.predict((constant * slices, per_token, attention))
+
+    def decode_ms(self, sequences: int, context_tokens: int) -> float:
+        """One decode call over `sequences` runs whose contexts sum to `context_tokens`."""
+        return self._decode.predict((1.0, float(sequences), float(context_tokens)))
+
+    def move_ms(self, bytes_moved: int) -> float:
+        """One save or load."""
+        return bytes_moved / self._move_bytes_per_ms
+
+    def slice_tokens(self, budget_ms: float, start: int, limit: int) -> int:
+        """The most prompt tokens from `start` on whose slice is expected to fit `budget_ms` (at most `limit`)."""
+        lo, hi = 0, limit
+        while lo < hi:
+            mid = (lo + hi + 1) // 2
+            lo, hi = (mid, hi) if self.prefill_ms(mid, start) <= budget_ms else (lo, mid - 1)
+        return lo
+
+    def saw_prefill(self, tokens: int, start: int, ms: float) -> None:
+        """Learn from a prefill call."""
+        self._prefill.observe(_prefill_features(tokens, start), ms)
+
+    def saw_decode(self, sequences: int, context_tokens: int, ms: float) -> None:
+        """Learn from a decode call."""
+        self._decode.observe((1.0, float(sequences), float(context_tokens)), ms)
+
+    def saw_move(self, bytes_moved: int, ms: float) -> None:
+        """Learn from a save or load."""
+        if bytes_moved > 0 and ms > 0:
+            self._move_bytes_per_ms += 0.2 * (bytes_moved / ms - self._move_bytes_per_ms)
+
+
+def _prefill_features(tokens: int, start: int) -> tuple[float, float, float]:
+    return (1.0, float(tokens), tokens * (start + tokens / 2))
+
+
+class Habit:
+    """A running mean and spread of one quantity."""
+
+    __slots__ = ("count", "mean", "spread")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        self.spread = 0.0
+
+    def observe(self, value: float) -> None:
+        """Learn one value; recent ones count most."""
+        self.count += 1
+        step = max(0.25, 1 / self.count)
+        self.spread += step * (abs(value - self.mean) - self.spread) if self.count > 1 else 0.0
+        self.mean += step * (value - self.mean)
+
+    def high(self) -> float:
+        """A value that is rarely exceeded."""
+        return self.mean + 2 * self.spread
+
+
+class Forecast:
+    """Output lengths and tool gaps, for each run and over all runs."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[RunKey, Habit] = {}
+        self._gaps: dict[RunKey, Habit] = {}
+        self._all_gaps = Habit()
+
+    def saw_output(self, run: RunKey, tokens: int) -> None:
+        """A turn of `run` generated `tokens` tokens."""
+        self._outputs.setdefault(run, Habit()).observe(tokens)
+
+    def saw_gap(self, run: RunKey, ms: float) -> None:
+        """A tool gap of `run` lasted `ms`."""
+        self._gaps.setdefault(run, Habit()).observe(ms)
+        self._all_gaps.observe(ms)
+
+    def output_tokens(self, run: RunKey, limit: int) -> int:
+        """Tokens the next turn is expected to generate, on the high side, at most `limit`."""
+        habit = self._outputs.get(run)
+        return limit if habit is None else min(limit, max(1, round(habit.high())))
+
+    def gap_ms(self, run: RunKey) -> float:
+        """The expected length of the run's tool gap."""
+        habit = self._gaps.get(run, self._all_gaps)
+        return habit.mean if habit.count else 10_000.0
+
+    def typical_gap_ms(self) -> float:
+        """The mean tool gap over all runs."""
+        return self._all_gaps.mean
+
+    def forget(self, run: RunKey) -> None:
+        """Drop what was learned of one run."""
+        self._outputs.pop(run, None)
+        self._gaps.pop(run, None)

@@ -1,0 +1,131 @@
+"""The run table: lifecycle, branches, and whose turn a prompt is."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from trunkline.core.facts import TurnArrived
+from trunkline.core.prefix import Match, Node
+from trunkline.core.types import NodeId, RunKey, RunOrigin, RunState
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One trajectory. `leaf` is the end of its last turn (prompt and answer), `prompt_leaf` of its last prompt."""
+
+    key: RunKey
+    parent: str | None
+    origin: RunOrigin
+    seq: int
+    turns: int = 0
+    in_flight: int = 0
+    finished: bool = False
+    leaf: Node | None = None
+    prompt_leaf: Node | None = None
+    ended_ms: float | None = None
+    lost_tokens: int = 0
+    """Tokens of its last prompt in an earlier process: what a restart made it lose."""
+    marks: dict[NodeId, Node] = field(default_factory=dict)
+    """The nodes that list this run among their prompt ends."""
+
+    @property
+    def state(self) -> RunState:
+        """Derived: a finished run with a turn in flight is active again."""
+        if self.in_flight:
+            return RunState.ACTIVE
+        return RunState.FINISHED if self.finished else RunState.WAITING
+
+
+class RunTable:
+    """Every open run, and the most recently used `keep` in all."""
+
+    def __init__(self, keep: int = 20_000) -> None:
+        self._runs: dict[RunKey, Run] = {}
+        self._keep = keep
+        self._next_seq = 0
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs.values())
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def get(self, key: RunKey) -> Run | None:
+        """The run of that name, if it is remembered."""
+        return self._runs.get(key)
+
+    def ensure(self, key: RunKey, parent: str | None, origin: RunOrigin) -> Run:
+        """The run of that name, made now if it is new."""
+        run = self._runs.get(key)
+        if run is None:
+            run = self._runs[key] = Run(key, parent, origin, self._next_seq)
+            self._next_seq += 1
+        return run
+
+    def identify(self, fact: TurnArrived, match: Match) -> Run:
+        """Whose turn this is: named by the client, else inferred from the prompt.
+
+        The deepest place on the prompt's path where some run's prompt ended decides. If that was the run's latest
+        prompt and the run is waiting, the turn continues it; if the run has gone on since, or is generating, the turn
+        is a branch of it. A prompt that passes no such place starts a run of its own.
+        """
+        if fact.run is not None:
+            return self.ensure(RunKey(fact.salt, fact.run), fact.parent, fact.origin)
+        fresh = RunKey(fact.salt, fact.fresh)
+        if fact.parent is not None:
+            return self.ensure(fresh, fact.parent, fact.origin)
+        for node in reversed(match.path):
+            owners = [self._runs[key] for key in node.prompt_ends if key in self._runs]
+            if not owners:
+                continue
+            free = [run for run in owners if run.prompt_leaf is node and not run.in_flight]
+            if free:
+                return max(free, key=lambda run: (not run.finished, run.seq))
+            return self.ensure(fresh, max(owners, key=lambda run: run.seq).key.run, RunOrigin.INFERRED)
+        return self.ensure(fresh, None, RunOrigin.INFERRED)
+
+    def move_leaf(self, run: Run, leaf: Node) -> None:
+        """The run's trajectory now ends at `leaf`."""
+        old, run.leaf = run.leaf, leaf
+        if old is not None:
+            old.leaves.pop(run.key, None)
+        leaf.leaves[run.key] = None
+        if not run.finished:
+            _count(leaf, 1)
+            if old is not None:
+                _count(old, -1)
+
+    def set_finished(self, run: Run, finished: bool) -> None:
+        """Close or reopen a run; a closed one counts for nothing when values are compared."""
+        if run.finished == finished:
+            return
+        run.finished = finished
+        if run.leaf is not None:
+            _count(run.leaf, -1 if finished else 1)
+
+    def mark_prompt(self, run: Run, node: Node) -> None:
+        """One of the run's prompts ends at `node`."""
+        node.prompt_ends[run.key] = None
+        run.marks[node.id] = node
+        run.prompt_leaf = node
+
+    def touch(self, run: Run) -> list[Run]:
+        """Make `run` the most recently used; returns finished runs that are forgotten for it."""
+        self._runs[run.key] = self._runs.pop(run.key)
+        forgotten: list[Run] = []
+        if len(self._runs) > self._keep:
+            excess = len(self._runs) - self._keep
+            forgotten = [r for r in self._runs.values() if r.finished and not r.in_flight][:excess]
+        for old in forgotten:
+            del self._runs[old.key]
+            for node in old.marks.values():
+                node.prompt_ends.pop(old.key, None)
+            if old.leaf is not None:
+                old.leaf.leaves.pop(old.key, None)
+        return forgotten
+
+
+def _count(leaf: Node, change: int) -> None:
+    node: Node | None = leaf
+    while node is not None:
+        node.users += change
+        node = node.parent

@@ -1,0 +1,138 @@
+"""The calls of one step: who decodes, whose prompt is computed next and how much of it.
+
+Prefill and decode go in separate calls, since one call would make decodes wait for the slice. Short steps come first:
+while a turn that is predicted to be short decodes, a long prefill stands aside and earns *credit*, its guaranteed share
+of the time. Credit is paid in slices once the short steps are done, or at the latest when `DEFER_BUDGETS` step budgets
+are owed, so that a third of a second belongs to a short step alone and a stream of them cannot starve a prefill.
+Beside long answers nothing stands aside: slices and decodes alternate by the same account.
+
+The rival, `Order.FCFS`, gives each step to the oldest prompt in the largest slice, then decodes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trunkline.core.actions import Call, Decode, Prefill
+from trunkline.core.predict import CostModel
+from trunkline.core.turns import Phase, Turn
+from trunkline.core.types import CoreSettings, Order
+
+DEFER_BUDGETS = 4.0
+"""Credit, in step budgets, at which a long prefill no longer waits for a short step to end."""
+LONG_ANSWER_SHARE = 0.5
+"""A prefill's share of the time beside answers that are not short."""
+AGEING = 0.5
+"""Milliseconds of expected prefill that a millisecond of waiting is worth when prefills are ordered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Calls in order, and what they are expected to take. `credit_ms` is the account after them."""
+
+    calls: tuple[Call, ...]
+    predicted_ms: float
+    credit_ms: float
+
+
+class Scheduler:
+    """Plans steps; its only state is the credit of deferred prefills."""
+
+    def __init__(self, settings: CoreSettings, costs: CostModel) -> None:
+        self._settings = settings
+        self._costs = costs
+        self._credit_ms = 0.0
+
+    def step(self, turns: Sequence[Turn], now_ms: float) -> Step:
+        """Calls for the placed `turns`."""
+        decoding = [turn for turn in turns if turn.phase is Phase.DECODE]
+        prefilling = [turn for turn in turns if turn.phase is Phase.PREFILL]
+        if self._settings.order is Order.FCFS:
+            slices = [self._slice(t, self._settings.max_slice_tokens) for t in sorted(prefilling, key=_age)[:1]]
+            return self._step(slices, decoding, 0.0)
+        if not prefilling:
+            return self._step([], decoding, 0.0)
+        ordered = sorted(prefilling, key=lambda turn: self._urgency(turn, now_ms))
+        quick = self._quick(ordered)
+        if quick:
+            return self._step(quick, decoding, self._credit_ms)
+        return self._beside(ordered[0], decoding)
+
+    def is_short(self, turn: Turn) -> bool:
+        """Whether what is left of a turn is predicted to be a short step."""
+        left = max(0, turn.expected_tokens - turn.generated)
+        quick = self.prefill_ms(turn) <= 2 * self._settings.step_budget_ms
+        return quick and left <= self._settings.short_tokens and turn.generated <= self._settings.short_tokens
+
+    def prefill_ms(self, turn: Turn) -> float:
+        """Expected time to finish a turn's prefill if nothing else ran (queued: if what arrived before is held)."""
+        start = turn.computed if turn.phase is not Phase.QUEUED else min(turn.matched_tokens, turn.prompt_tokens - 1)
+        return self._costs.prefill_whole_ms(turn.prompt_tokens - start, start, self._settings.max_slice_tokens)
+
+    def observed(self, predicted: Step, ms: float) -> None:
+        """The step was applied and took `ms`."""
+        scale = ms / predicted.predicted_ms if predicted.predicted_ms > 0 else 1.0
+        self._credit_ms += (predicted.credit_ms - self._credit_ms) * min(2.0, scale)
+
+    def _urgency(self, turn: Turn, now_ms: float) -> tuple[float, int]:
+        return self.prefill_ms(turn) - AGEING * (now_ms - turn.fact.at_ms), turn.id
+
+    def _quick(self, ordered: Sequence[Turn]) -> list[Prefill]:
+        """Prompts that are nearly computed, as many whole ones as fit one step budget; they wait for nobody."""
+        chosen: list[Prefill] = []
+        left_ms = self._settings.step_budget_ms
+        for turn in ordered:
+            ms = self.prefill_ms(turn)
+            if ms > left_ms or turn.remaining_prefill > self._slice_limit(turn, self._settings.max_slice_tokens):
+                continue
+            left_ms -= ms
+            chosen.append(self._slice(turn, turn.remaining_prefill))
+        return chosen
+
+    def _beside(self, turn: Turn, decoding: Sequence[Turn]) -> Step:
+        """A long prefill and whoever decodes beside it."""
+        part = self._slice(turn, self._fitting(turn))
+        slice_ms = self._slice_ms(part)
+        if not decoding:
+            return self._step([part], [], max(0.0, self._credit_ms - slice_ms))
+        short = any(self.is_short(other) for other in decoding)
+        owed_enough = DEFER_BUDGETS * self._settings.step_budget_ms if short else slice_ms
+        if self._credit_ms >= owed_enough:
+            return self._step([part], decoding, self._credit_ms - slice_ms)
+        share = self._settings.prefill_share if short else LONG_ANSWER_SHARE
+        earned = self._decode_ms(decoding) * share / (1 - share)
+        return self._step([], decoding, self._credit_ms + earned)
+
+    def _fitting(self, turn: Turn) -> int:
+        """Tokens of a slice that fits the budget, even when nobody else is there: a short step may arrive meanwhile."""
+        limit, least = self._settings.max_slice_tokens, self._settings.min_slice_tokens
+        fits = self._costs.slice_tokens(self._settings.step_budget_ms, turn.computed, limit)
+        return max(least, fits - fits % least)
+
+    def _slice_limit(self, turn: Turn, tokens: int) -> int:
+        """A slice ends at the next place where the whole state is to be saved, if there is one."""
+        stops = [stop for stop in turn.stops if stop > turn.computed]
+        return min(tokens, turn.remaining_prefill, min(stops) - turn.computed if stops else tokens)
+
+    def _slice(self, turn: Turn, tokens: int) -> Prefill:
+        assert turn.slot is not None
+        end = turn.computed + self._slice_limit(turn, tokens)
+        return Prefill(turn.id, turn.slot, turn.computed, end, last=end == turn.prompt_tokens)
+
+    def _slice_ms(self, part: Prefill) -> float:
+        return self._costs.prefill_ms(part.end - part.start, part.start)
+
+    def _decode_ms(self, decoding: Sequence[Turn]) -> float:
+        return self._costs.decode_ms(len(decoding), sum(turn.held_tokens for turn in decoding))
+
+    def _step(self, slices: Sequence[Prefill], decoding: Sequence[Turn], credit_ms: float) -> Step:
+        calls: list[Call] = list(slices)
+        predicted = sum(self._slice_ms(part) for part in slices)
+        if decoding:
+            pairs = sorted((turn.slot, turn.id) for turn in decoding if turn.slot is not None)
+            calls.append(Decode(tuple((turn_id, slot) for slot, turn_id in pairs)))
+            predicted += self._decode_ms(decoding)
+        return Step(tuple(calls), predicted, credit_ms)
+
+
+def _age(turn: Turn) -> tuple[float, int]:
+    return turn.fact.at_ms, turn.id

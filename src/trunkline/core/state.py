@@ -1,0 +1,60 @@
+"""Everything that decisions rest on, in one place; the modules of the core read and change it."""
+
+from trunkline.core.actions import Action, SplitSegment
+from trunkline.core.placement import Placement
+from trunkline.core.predict import CostModel, Forecast
+from trunkline.core.prefix import PrefixTree, Split
+from trunkline.core.retention import Retention
+from trunkline.core.runs import RunTable
+from trunkline.core.schedule import Scheduler
+from trunkline.core.slots import Slot
+from trunkline.core.turns import Turn
+from trunkline.core.types import CoreSettings, MemoryKind, TurnId
+
+
+class State:
+    """The tree, the runs, the turns in flight, the slots and the accounts."""
+
+    def __init__(self, settings: CoreSettings) -> None:
+        self.settings = settings
+        self.tree = PrefixTree()
+        self.runs = RunTable()
+        self.turns: dict[TurnId, Turn] = {}
+        self.slots = [Slot(i) for i in range(settings.slots)]
+        self.costs = CostModel()
+        self.forecast = Forecast()
+        self.retention = Retention(settings, self.costs, self.forecast)
+        self.placement = Placement(settings, self.slots, self.retention, self.costs)
+        self.scheduler = Scheduler(settings, self.costs)
+        self.broken_promises = 0
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether only whole saved states can be reused."""
+        return self.settings.memory is MemoryKind.CHECKPOINTS
+
+    def follow(self, split: Split | None) -> list[Action]:
+        """A node was cut: the byte account and the executor's segment are cut with it."""
+        if split is None:
+            return []
+        held = split.node.host
+        self.retention.split(split.node, split.upper)
+        return [SplitSegment(split.node.id, split.upper.id, split.tokens)] if held and not self.checkpoints else []
+
+    def forget_dead(self) -> None:
+        """Bound the memory of what arrived: past the limit, the longest unused leaves that hold nothing go."""
+        limit = self.settings.max_tree_symbols
+        if self.tree.symbols <= limit:
+            return
+        standing = [slot.leaf for slot in self.slots] + [turn.leaf for turn in self.turns.values()]
+        kept = {node.id for leaf in standing if leaf is not None for node in leaf.path()}
+        for node in self.tree.prune(limit - limit // 10, kept):
+            for key in node.prompt_ends:
+                run = self.runs.get(key)
+                if run is not None:
+                    run.marks.pop(node.id, None)
+                    run.prompt_leaf = None if run.prompt_leaf is node else run.prompt_leaf
+            for key in node.leaves:
+                run = self.runs.get(key)
+                if run is not None and run.leaf is node:
+                    run.leaf = None

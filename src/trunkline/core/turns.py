@@ -1,0 +1,58 @@
+"""A turn in flight, from arrival to its last token."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trunkline.core.facts import TurnArrived
+from trunkline.core.prefix import Node
+from trunkline.core.runs import Run
+from trunkline.core.types import SlotId, TurnId, TurnRecord
+
+
+class Phase(StrEnum):
+    """`QUEUED`: no slot yet. `PREFILL`: prompt being computed. `DECODE`: one token a step."""
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """`leaf` ends its prompt's path; `computed` prompt tokens are in `slot`; `generated` tokens were sampled.
+
+    `matched_tokens` is how far the prompt had arrived before; `expected_tokens` how long the answer will likely be.
+    """
+
+    id: TurnId
+    fact: TurnArrived
+    run: Run
+    leaf: Node
+    record: TurnRecord
+    matched_tokens: int
+    expected_tokens: int
+    edited: tuple[tuple[int, ...], tuple[int, ...], int] | None
+    """Where the prompt left its run's history: symbols that were there, symbols that came, where that history ended."""
+    lost_tokens: int = 0
+    """Leading prompt tokens that an earlier process had computed for this run."""
+    stops: tuple[int, ...] = ()
+    """Prompt positions where a slice must end, because the whole state is saved there (checkpoint memory)."""
+    phase: Phase = Phase.QUEUED
+    slot: SlotId | None = None
+    computed: int = 0
+    generated: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return self.record.prompt_tokens
+
+    @property
+    def remaining_prefill(self) -> int:
+        """Prompt tokens still to compute."""
+        return self.prompt_tokens - self.computed
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens whose KV is in the slot: each generated token but the last has been decoded."""
+        return self.computed + max(0, self.generated - 1)
