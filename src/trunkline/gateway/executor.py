@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trunkline.core.types import Ints, RunKey
-from trunkline.wire.turns import TurnEvent, TurnRequest
+from trunkline.wire.turns import TemplateError, TurnEvent, TurnRequest
+
+__all__ = ["Executor", "ModelInfo", "TemplateError"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +21,6 @@ class ModelInfo:
     max_model_len: int
     created: int
     vocab_size: int
-
-
-class TemplateError(ValueError):
-    """The model's chat template refused the messages; the text names why."""
 
 
 class Executor(Protocol):

@@ -6,6 +6,10 @@ from trunkline.core.types import EndReason, Ints, RunOrigin
 from trunkline.wire.records import TurnRow
 
 
+class TemplateError(ValueError):
+    """The model's chat template refused the messages; the text names why and what to change."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How to choose tokens. Neutral values switch a part off; `temperature` 0 is greedy.
