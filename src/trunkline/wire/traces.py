@@ -5,7 +5,6 @@ forked; a session (a root run and everything forked from it) lies together in th
 """
 
 import gzip
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -121,12 +120,11 @@ _decode_run = msgspec.json.Decoder(RunTrace).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def open_trace(path: Path) -> IO[bytes]:
+def open_trace(path: Path) -> IO[bytes] | gzip.GzipFile:
     """Open a trace file for reading, gzip or plain, whatever its name says."""
-    file = io.BufferedReader(io.FileIO(path))
-    if file.peek(2)[:2] == b"\x1f\x8b":
-        return gzip.open(file, "rb")  # type: ignore[return-value]  # GzipFile is a binary stream, typed apart
-    return file
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path, "rb") if packed else path.open("rb")
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -189,6 +187,17 @@ def expand(run: RunTrace, inherited: Sequence[Symbol] = ()) -> Iterator[list[Sym
     for turn in run.turns:
         symbols = symbols[: turn.prompt.keep] + added(turn.prompt)
         yield symbols
+
+
+def expand_session(session: Session) -> dict[str, list[list[Symbol]]]:
+    """The whole prompts of every run of a session, by run id."""
+    starts: dict[str, list[Symbol]] = {}
+    prompts: dict[str, list[list[Symbol]]] = {}
+    for run in session:
+        at = run.fork
+        starts[run.id] = [] if at is None else prompts[at.parent][at.after - 1] if at.after else starts[at.parent]
+        prompts[run.id] = list(expand(run, starts[run.id]))
+    return prompts
 
 
 def added(prompt: Prompt) -> list[Symbol]:

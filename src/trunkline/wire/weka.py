@@ -100,7 +100,7 @@ def _runs(
             children.append((Fork(parent=run, after=len(turns), joins=len(turns) if waits else None), request, start_s))
             free_s = max(free_s, request.t if waits else 0.0)
             continue
-        joined = bool(children) and children[-1][0].joins == len(turns)
+        joined = any(child.joins == len(turns) for child, _, _ in children)
         gap_s = max(0.0, request.t - free_s) if joined else _gap_s(request, previous)
         turns.append(_turn(request, ids, block, began_s + request.t, gap_s))
         free_s, previous = request.t + (request.api_time or 0.0), request

@@ -1,0 +1,59 @@
+"""Deterministic filler: block ids become the same tokens or the same words, always and everywhere.
+
+Two prompts share exactly as many tokens as their block ids say, because a block's content depends only on the seed, the
+session (ids are local to one) and the block id. A tail is different for every turn.
+"""
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Words that common byte-pair vocabularies hold whole, with the space before them: one word is about one token.
+_WORDS = (
+    "able about above action again agent air all also and animal answer area arm art ask away back bad bank "
+    "base bed before best better big bird black blue board boat body book both box boy bring build bus "
+    "business call can car case cat change child city class clean clear close cold color come cost country "
+    "course cut day deep design door down draw dream drive dry early earth east easy eat edge end energy even "
+    "event every eye face fact fall family far farm fast field fight final find fine fire first fish five fly "
+    "follow food foot force form four free friend front full game garden general girl give glass go gold good "
+    "great green ground group grow hair half hand happy hard head hear heart heat help high hold home horse "
+    "hot hour house idea island job keep key kind king know land language large last late law lead learn leave "
+    "left letter level life light line list little long look love low machine main make man many map mark "
+    "market matter mean measure mind money moon morning mother mountain move music name nature near need new "
+    "next night north note number object ocean office old open order other page paper part party people person "
+    "picture piece place plan plant play point power press public question quick "
+)
+WORDS = tuple(_WORDS.split())
+
+
+class Filler:
+    """Makes content for one seed. `vocabulary` is the half-open range of token ids that prompts may use."""
+
+    def __init__(self, seed: int = 0, vocabulary: tuple[int, int] = (1000, 9000)) -> None:
+        self.seed = seed
+        self.low, self.high = vocabulary
+        assert 0 <= self.low < self.high
+
+    def tokens(self, session: str, blocks: Iterable[int], block_tokens: int, tail: str, tail_tokens: int) -> list[int]:
+        """Token ids of a prompt: its blocks, then `tail_tokens` that only the name `tail` brings back."""
+        span = self.high - self.low
+        parts = self._draws(session, blocks, block_tokens, tail, tail_tokens)
+        return [self.low + int(draw) % span for part in parts for draw in part]
+
+    def text(self, session: str, blocks: Iterable[int], block_tokens: int, tail: str, tail_tokens: int) -> str:
+        """The same in words, one a token, each with a space before it."""
+        parts = self._draws(session, blocks, block_tokens, tail, tail_tokens)
+        return "".join(f" {WORDS[int(draw) % len(WORDS)]}" for part in parts for draw in part)
+
+    def _draws(
+        self, session: str, blocks: Iterable[int], block_tokens: int, tail: str, tail_tokens: int
+    ) -> Iterable[NDArray[np.uint32]]:
+        for block in blocks:
+            yield self._draw(f"block {session} {block}", block_tokens)
+        yield self._draw(f"tail {session} {tail}", tail_tokens)
+
+    def _draw(self, name: str, count: int) -> NDArray[np.uint32]:
+        digest = hashlib.shake_128(f"{self.seed} {name}".encode()).digest(4 * count)
+        return np.frombuffer(digest, dtype="<u4")
