@@ -154,13 +154,15 @@ class FakeEngine:
     def _move(self, move: act.Move, failed_slots: set[int]) -> MoveTiming:
         per_token = self.settings.bytes_per_token
         match move:
-            case act.Save(slot, pieces):
+            case act.Save(slot, pieces, release):
                 for piece in pieces:
                     assert piece.node not in self.segments, "a node is saved once"
                     assert len(self.slots[slot]) >= piece.end, "a slot holds what is saved from it"
                     if self.settings.memory is MemoryKind.CHECKPOINTS:
                         assert len(self.slots[slot]) == piece.end, "a state is saved where it stands"
                     self.segments[piece.node] = self.slots[slot][piece.start : piece.end]
+                if release:
+                    self.slots[slot] = []
                 return MoveTiming(True, sum(p.end - p.start for p in pieces) * per_token, 1.0)
             case act.Load(slot, turn, pieces):
                 if self.fail_next_load:

@@ -82,10 +82,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Copy KV of `slot` to host memory, a segment a piece (one whole state, for checkpoint memory)."""
+    """Copy KV of `slot` to host memory, a segment a piece (one whole state, for checkpoint memory).
+
+    With `release` the slot's content is not needed afterwards: the executor empties it, which lets it copy less.
+    """
 
     slot: SlotId
     pieces: tuple[Piece, ...]
+    release: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class Placement:
         # A node without its ancestors is useless, so whatever is not saved yet above one that pays is saved with it.
         saving = unsaved[: unsaved.index(pays[-1]) + 1] if pays else []
         if saving:
-            self._save(slot, saving, ledger, protected, now_ms)
+            self._save(slot, saving, ledger, protected, now_ms, release=cuttable and not choice.in_place)
         for node in losing:
             if not node.host:
                 self.dies(node, MissReason.EVICTED, ledger, now_ms)
@@ -186,7 +186,16 @@ class Placement:
         path = path_ids(node)
         return any(slot is not but and slot.covers(path) >= node.end for slot in self._slots)
 
-    def _save(self, slot: Slot, nodes: list[Node], ledger: Ledger, protected: set[NodeId], now_ms: float) -> bool:
+    def _save(
+        self,
+        slot: Slot,
+        nodes: list[Node],
+        ledger: Ledger,
+        protected: set[NodeId],
+        now_ms: float,
+        *,
+        release: bool = False,
+    ) -> bool:
         """Copy `nodes` out of `slot`, dropping what is worth less; False if not all of them fit."""
         pieces: list[Piece] = []
         drops: list[Node] = []
@@ -206,7 +215,7 @@ class Placement:
             if not self.is_held(old):
                 self.dies(old, MissReason.EVICTED, ledger, now_ms)
         if pieces:
-            ledger.moves.append(Save(slot.id, tuple(pieces)))
+            ledger.moves.append(Save(slot.id, tuple(pieces), release))
         return len(pieces) == len(nodes)
 
     def checkpoint(self, turn: Turn, node: Node, others: list[Turn], ledger: Ledger, now_ms: float) -> None:

@@ -6,7 +6,7 @@ same facts and the same `plan` times give the same plans.
 """
 
 from trunkline.core import lifecycle
-from trunkline.core.actions import Action, Decode, Load, Prefill, StepPlan
+from trunkline.core.actions import Action, Decode, Load, Prefill, Save, StepPlan
 from trunkline.core.facts import (
     CacheReset,
     Fact,
@@ -89,6 +89,8 @@ class Core:
             self.state.costs.saw_move(timing.bytes, timing.ms)
             if isinstance(move, Load) and not timing.ok:
                 actions += lifecycle.break_promise(self.state, move, fact.at_ms)
+            elif isinstance(move, Save) and self.state.checkpoints:
+                self.state.retention.corrected(move.pieces[0].node, timing.bytes)
         for call, ms in zip(plan.calls, fact.calls_ms, strict=True):
             if ms >= 0 and isinstance(call, Prefill):
                 self._prefilled(call, ms, fact.at_ms)

@@ -136,9 +136,10 @@ class Retention:
         node.host_bytes -= upper.host_bytes
         self._held[upper.id] = upper
 
-    def corrected(self, node: Node, real_bytes: int) -> None:
-        """The executor measured what `node` really takes (saved states are only estimated before)."""
-        if node.host and real_bytes > 0:
+    def corrected(self, node_id: NodeId, real_bytes: int) -> None:
+        """The executor measured what a node really takes (whole states are only estimated before)."""
+        node = self._held.get(node_id)
+        if node is not None and real_bytes > 0:
             self.host_bytes += real_bytes - node.host_bytes
             node.host_bytes = real_bytes
 

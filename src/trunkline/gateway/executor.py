@@ -1,26 +1,12 @@
 """The contract between the gateway and whatever generates. The gateway imports no executor: one is injected."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trunkline.core.types import Ints, RunKey
-from trunkline.wire.turns import TemplateError, TurnEvent, TurnRequest
+from trunkline.wire.turns import ModelInfo, TemplateError, TurnEvent, TurnRequest
 
 __all__ = ["Executor", "ModelInfo", "TemplateError"]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What `/v1/models` says. `max_model_len` bounds prompt plus completion of one turn, in tokens.
-
-    Token ids from clients are checked against `vocab_size` before an executor sees them.
-    """
-
-    id: str
-    max_model_len: int
-    created: int
-    vocab_size: int
 
 
 class Executor(Protocol):

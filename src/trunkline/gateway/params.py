@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from trunkline.gateway.errors import ContextOverflow, InvalidRequest, ModelNotFound
-from trunkline.gateway.executor import ModelInfo
+from trunkline.wire.turns import ModelInfo
 from trunkline.gateway.settings import GatewaySettings
 from trunkline.wire.openai import GenerationBody
 from trunkline.wire.turns import Sampling

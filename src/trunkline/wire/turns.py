@@ -10,6 +10,19 @@ class TemplateError(ValueError):
     """The model's chat template refused the messages; the text names why and what to change."""
 
 
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What `/v1/models` says. `max_model_len` bounds prompt plus completion of one turn, in tokens.
+
+    Token ids from clients are checked against `vocab_size` before an executor sees them.
+    """
+
+    id: str
+    max_model_len: int
+    created: int
+    vocab_size: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How to choose tokens. Neutral values switch a part off; `temperature` 0 is greedy.

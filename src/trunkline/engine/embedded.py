@@ -1,0 +1,138 @@
+"""The embedded engine as the gateway sees it: a model on this machine, one thread of its own, no set-up."""
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trunkline.core.types import CoreSettings, Ints, RunKey
+from trunkline.engine.generation import Generation
+from trunkline.engine.history import History
+from trunkline.engine.journal import Journal
+from trunkline.engine.live import LiveTurn
+from trunkline.engine.loop import EngineLoop, Sink
+from trunkline.engine.memory import Slots
+from trunkline.engine.model import Model
+from trunkline.engine.sampling import SamplingError
+from trunkline.engine.template import ChatTemplate
+from trunkline.engine.tokens import Vocabulary
+from trunkline.wire.turns import Ended, Failed, ModelInfo, TurnEvent, TurnRequest
+
+
+class EmbeddedEngine:
+    """Implements the gateway's executor contract on llama.cpp."""
+
+    def __init__(
+        self,
+        model: Model,
+        slots: Slots,
+        settings: CoreSettings,
+        *,
+        name: str,
+        sink: Sink,
+        journal: Journal | None = None,
+    ) -> None:
+        self._vocabulary = Vocabulary(model.vocab)
+        self._history = History(self._vocabulary)
+        self._template = ChatTemplate(
+            model.chat_template,
+            bos_token=self._vocabulary.bos_text.decode(),
+            eos_token=self._vocabulary.eos_text.decode(),
+        )
+        self._served = ModelInfo(name, settings.slot_tokens, int(time.time()), self._vocabulary.size)
+        self._loop = EngineLoop(
+            slots, settings, self._vocabulary, self._history, node="embedded", sink=sink, journal=journal
+        )
+        self._turn_ids = itertools.count(1)
+        self._started = False
+
+    @property
+    def model(self) -> ModelInfo:
+        """The served model."""
+        return self._served
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._loop.start()
+        self._started = True
+
+    def stop(self) -> None:
+        """Stop after the step in progress; turns in flight fail."""
+        self._loop.stop()
+        self._started = False
+
+    def restore_run(self, key: RunKey, parent: str | None, turns: int, prompt_tokens: int) -> None:
+        """Make a run of an earlier process known."""
+        self._loop.restore(key, parent, turns, prompt_tokens)
+
+    def ready(self) -> str | None:
+        """None once generation works; otherwise why it does not."""
+        if not self._started:
+            return "the engine is not running"
+        return self._loop.failure
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+        """The prompt text of the model's own template. Raises `TemplateError`."""
+        return self._template.render(messages, options)
+
+    def tokenize(self, text: str, *, salt: str, bos: bool = True) -> Ints:
+        """Token ids of `text`, with the tokens that turns of `salt` generated where the text is theirs."""
+        return self._history.tokenize(text, salt=salt, bos=bos)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`."""
+        return self._vocabulary.detokenize(tokens)
+
+    async def generate(self, request: TurnRequest) -> AsyncIterator[TurnEvent]:
+        """Serve one turn; closing the iterator aborts it."""
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[TurnEvent] = asyncio.Queue()
+
+        def emit(event: TurnEvent) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        try:
+            generation = Generation(request, self._vocabulary)
+        except SamplingError as error:
+            yield Failed(400, "invalid_value", str(error))
+            return
+        live = LiveTurn(next(self._turn_ids), request, generation, emit, f"run-{secrets.token_hex(8)}", time.time())
+        self._loop.submit(live)
+        over = False
+        try:
+            while not over:
+                event = await events.get()
+                over = isinstance(event, Ended | Failed)
+                yield event
+        finally:
+            if not over:
+                self._loop.cancel(live.id)
+
+    def declare_run(self, key: RunKey, parent: str | None) -> None:
+        """Note a run before its first turn."""
+        self._loop.declare(key, parent)
+
+    def finish_run(self, key: RunKey) -> None:
+        """Note that a run is over."""
+        self._loop.finish(key)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every prefix that no turn in flight uses."""
+        self._loop.reset()
+
+    def gauges(self) -> Mapping[str, float]:
+        """Figures of the latest step."""
+        return self._loop.gauges
+
+
+def warm_up(slots: Slots, vocab_size: int) -> None:
+    """Compute a few tokens, so that the first turn finds threads and pages in place."""
+    tokens = np.arange(32, dtype=np.int32) % vocab_size
+    slots.prefill(0, tokens, last=True)
+    slots.decode_tokens([0], [int(tokens[0])])
+    slots.clear(0)

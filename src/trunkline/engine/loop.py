@@ -1,0 +1,320 @@
+"""The engine thread: receive facts, plan, apply, report. One loop owns the core and llama.cpp."""
+
+import logging
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import perf_counter
+
+import numpy as np
+
+from trunkline.core import actions as act
+from trunkline.core.facts import (
+    CacheReset,
+    Fact,
+    RunDeclared,
+    RunFinished,
+    RunRestored,
+    StepDone,
+    TurnArrived,
+    TurnEnded,
+)
+from trunkline.core.policy import Core
+from trunkline.core.turns import Phase
+from trunkline.core.types import CoreSettings, EndReason, Prompt, RunKey, TurnId, TurnRecord
+from trunkline.engine.apply import Applier
+from trunkline.engine.errors import DecodeFailed, EngineError
+from trunkline.engine.generation import prompt_logprobs
+from trunkline.engine.history import History
+from trunkline.engine.journal import Journal
+from trunkline.engine.live import LiveTurn
+from trunkline.engine.memory import Slots
+from trunkline.engine.rows import turn_row
+from trunkline.engine.sampling import SamplingError
+from trunkline.engine.tokens import Vocabulary
+from trunkline.wire.records import TurnRow
+from trunkline.wire.turns import Accepted, Ended, Failed, Placed, PromptLogprobs
+
+log = logging.getLogger("trunkline.engine")
+
+Sink = Callable[[str, str, str | None, str, TurnRow], None]
+"""Takes (salt, run, parent, origin, row) of every turn that ended; thread-safe."""
+IDLE_POLL_S = 0.5
+
+
+class EngineLoop:
+    """Serves turns on its own thread. `submit`, `cancel` and the other requests may be called from any thread."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        settings: CoreSettings,
+        vocabulary: Vocabulary,
+        history: History,
+        *,
+        node: str,
+        sink: Sink,
+        journal: Journal | None = None,
+    ) -> None:
+        self._settings = settings
+        self._core = Core(settings)
+        self._applier = Applier(slots)
+        self._vocabulary = vocabulary
+        self._history = history
+        self._node = node
+        self._sink = sink
+        self._journal = journal
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._live: dict[TurnId, LiveTurn] = {}
+        self._ended: list[tuple[LiveTurn, EndReason]] = []
+        self._records: dict[TurnId, TurnRecord] = {}
+        self._stopping = False
+        self._deaths = 0
+        self._start_overs = 0
+        self.gauges: dict[str, float] = {}
+        self.failure: str | None = None
+        self._thread = Thread(target=self._run, name="trunkline-engine", daemon=True)
+
+    # --- any thread -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after the step in progress; turns in flight fail."""
+        self._inbox.put(self._stop)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, live: LiveTurn) -> None:
+        """Serve a turn; its events go to `live.emit`."""
+        self._inbox.put(lambda: self._arrive(live))
+
+    def cancel(self, turn: TurnId) -> None:
+        """Nobody waits for this turn any more."""
+        self._inbox.put(lambda: self._abort(turn))
+
+    def declare(self, key: RunKey, parent: str | None) -> None:
+        """A run was announced."""
+        self._inbox.put(lambda: self._tell(RunDeclared(at_ms=now_ms(), key=key, parent=parent)))
+
+    def finish(self, key: RunKey) -> None:
+        """A run is over."""
+        self._inbox.put(lambda: self._tell(RunFinished(at_ms=now_ms(), key=key)))
+
+    def restore(self, key: RunKey, parent: str | None, turns: int, prompt_tokens: int) -> None:
+        """A run is known from an earlier process."""
+        fact = RunRestored(at_ms=now_ms(), key=key, parent=parent, turns=turns, prompt_tokens=prompt_tokens)
+        self._inbox.put(lambda: self._tell(fact))
+
+    def reset(self) -> None:
+        """Forget every prefix that no turn in flight uses."""
+        self._inbox.put(lambda: self._tell(CacheReset(at_ms=now_ms())))
+
+    # --- the engine thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._receive()
+                plan = self._plan()
+                if plan.moves or plan.calls:
+                    self._apply(plan)
+                else:
+                    self._wait()
+            except Exception as error:
+                self._start_over(error)
+        for live in list(self._live.values()):
+            live.emit(Failed(503, "shutting_down", "the server is shutting down; send the request again"))
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                self._inbox.get_nowait()()
+            except Empty:
+                return
+
+    def _wait(self) -> None:
+        try:
+            self._inbox.get(timeout=IDLE_POLL_S)()
+        except Empty:
+            return
+
+    def _plan(self) -> act.StepPlan:
+        at = now_ms()
+        plan = self._core.plan(at)
+        if self._journal is not None and (plan.moves or plan.calls):
+            self._journal.plan(plan)
+        self._deaths += len(plan.deaths)
+        return plan
+
+    def _apply(self, plan: act.StepPlan) -> None:
+        moves = tuple(self._applier.move(move) for move in plan.moves)
+        unusable = {
+            move.slot for move, t in zip(plan.moves, moves, strict=True) if isinstance(move, act.Load) and not t.ok
+        }
+        times = tuple(self._call(call, unusable) for call in plan.calls)
+        self._tell(StepDone(at_ms=now_ms(), plan=plan.seq, moves=moves, calls_ms=times))
+        ended, self._ended = self._ended, []
+        for live, reason in ended:
+            self._end(live, reason)
+        self._publish()
+
+    def _call(self, call: act.Call, unusable: set[int]) -> float:
+        if isinstance(call, act.Prefill) and call.slot in unusable:
+            return -1.0
+        turns = [call.turn] if isinstance(call, act.Prefill) else [turn for turn, _ in call.turns]
+        try:
+            ms = self._applier.call(call, self._live)
+        except DecodeFailed as error:
+            log.error("a step failed: %s", error)
+            self._ended += [(self._live[turn], EndReason.FAILED) for turn in turns]
+            return -1.0
+        if isinstance(call, act.Prefill):
+            self._prefilled(call)
+        else:
+            for row, turn in enumerate(turns):
+                self._sample(self._live[turn], row)
+        return ms
+
+    def _prefilled(self, call: act.Prefill) -> None:
+        live = self._live[call.turn]
+        if not live.placed:
+            live.placed = True
+            live.emit(Placed(self._core.state.turns[live.id].record.cached_tokens))
+        rows = call.end - call.start
+        if live.request.prompt_logprobs:
+            logits = np.stack([self._applier.slots.logits(i) for i in range(rows)])
+            following = live.prompt[call.start + 1 : call.end + 1]
+            live.prompt_entries += prompt_logprobs(logits[: len(following)], following, live.request.logprobs or 0)
+            if call.last:
+                live.emit(PromptLogprobs((None, *live.prompt_entries)))
+        if call.last:
+            self._sample(live, rows - 1 if live.request.prompt_logprobs else 0)
+
+    def _sample(self, live: LiveTurn, row: int) -> None:
+        try:
+            live.emit(live.generation.accept(self._applier.slots.logits(row)))
+        except SamplingError as error:
+            live.failure = Failed(400, "invalid_value", str(error))
+            self._ended.append((live, EndReason.FAILED))
+            return
+        if live.generation.finished is not None:
+            self._ended.append((live, live.generation.finished))
+
+    # --- turns ------------------------------------------------------------------------------------------------
+
+    def _arrive(self, live: LiveTurn) -> None:
+        hint, request = live.request.hint, live.request
+        self._live[live.id] = live
+        self._tell(
+            TurnArrived(
+                at_ms=now_ms(),
+                turn=live.id,
+                salt=request.salt,
+                prompt=Prompt(request.tokens),
+                max_new_tokens=request.max_tokens,
+                fresh=live.fresh,
+                run=hint.run,
+                parent=hint.parent,
+                origin=hint.origin,
+                final=hint.final,
+                needs_prompt_logits=request.prompt_logprobs,
+            )
+        )
+
+    def _abort(self, turn: TurnId) -> None:
+        live = self._live.get(turn)
+        if live is not None:
+            self._end(live, EndReason.ABORTED)
+
+    def _end(self, live: LiveTurn, reason: EndReason) -> None:
+        if live.id not in self._live:
+            return
+        generation, request = live.generation, live.request
+        run = self._core.state.turns[live.id].run
+        if reason is not EndReason.FAILED:
+            self._history.remember(
+                salt=request.salt,
+                text=request.text,
+                prompt=request.tokens,
+                generated=generation.tokens,
+                visible=generation.visible_text,
+            )
+        generated = np.array(generation.tokens, np.int32)
+        self._tell(TurnEnded(at_ms=now_ms(), turn=live.id, reason=reason, generated=generated))
+        del self._live[live.id]
+        row = turn_row(self._records.pop(live.id), live.at, self._node, self._vocabulary)
+        self._sink(run.key.salt, run.key.run, run.parent, run.origin, row)
+        if reason is EndReason.FAILED:
+            live.emit(live.failure)
+        else:
+            live.emit(Ended(reason, row, generation.stopped_by))
+
+    def _tell(self, fact: Fact) -> None:
+        if self._journal is not None:
+            self._journal.fact(fact)
+        for action in self._core.handle(fact):
+            match action:
+                case act.TurnAccepted(turn, key, index, parent):
+                    self._live[turn].emit(Accepted(key.run, index, parent))
+                case act.TurnRefused(turn, why, retry):
+                    status, code = (429, "queue_full") if retry is not None else (400, "context_length_exceeded")
+                    self._live.pop(turn).emit(Failed(status, code, why, retry))
+                case act.TurnRecorded(turn, record):
+                    self._records[turn] = record
+                case act.DeathNotice():
+                    self._deaths += 1
+                case _:
+                    self._applier.action(action)
+
+    # --- trouble and reports ----------------------------------------------------------------------------------
+
+    def _start_over(self, error: Exception) -> None:
+        """Something went wrong that no plan foresaw: fail what is in flight, forget all KV, go on."""
+        log.exception("the engine starts over; turns in flight fail and cached prefixes are lost", exc_info=error)
+        self._start_overs += 1
+        message = f"the engine had to start over ({type(error).__name__}); send the request again"
+        for live in list(self._live.values()):
+            live.emit(Failed(500, "engine_restarted", message))
+        known = [(run.key, run.parent, run.turns, run.leaf.end if run.leaf else 0) for run in self._core.state.runs]
+        self._live.clear()
+        self._ended.clear()
+        self._records.clear()
+        try:
+            self._applier.empty()
+        except EngineError as worse:
+            self.failure = f"llama.cpp cannot be used any more ({worse}); restart the server"
+            self._stopping = True
+            return
+        self._core = Core(self._settings)
+        for key, parent, turns, tokens in known:
+            self._tell(RunRestored(at_ms=now_ms(), key=key, parent=parent, turns=turns, prompt_tokens=tokens))
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _publish(self) -> None:
+        state = self._core.state
+        queued = sum(turn.phase is Phase.QUEUED for turn in state.turns.values())
+        held = sum(slot.held for slot in state.slots)
+        self.gauges = {
+            "running": len(state.turns) - queued,
+            "waiting": queued,
+            "slots": len(state.slots),
+            "kv_used_fraction": held / (len(state.slots) * self._settings.slot_tokens),
+            "kv_capacity_tokens": len(state.slots) * self._settings.slot_tokens,
+            "host_bytes": state.retention.host_bytes,
+            "host_budget_bytes": self._settings.host_bytes,
+            "runs_remembered": len(state.runs),
+            "tree_symbols": state.tree.symbols,
+            "broken_promises_total": state.broken_promises,
+            "deaths_total": self._deaths,
+            "engine_start_overs_total": self._start_overs,
+        }
+
+
+def now_ms() -> float:
+    """The engine's clock, in milliseconds from an arbitrary origin."""
+    return perf_counter() * 1000

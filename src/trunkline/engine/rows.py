@@ -1,0 +1,63 @@
+"""Turn records in the form that is stored and shown."""
+
+from trunkline.core.types import Miss, MissReason, TurnRecord
+from trunkline.engine.tokens import Vocabulary
+from trunkline.wire.records import MissRow, TurnRow
+
+
+def turn_row(record: TurnRecord, at: float, node: str, vocabulary: Vocabulary) -> TurnRow:
+    """`record` for people and machines; `at` is its arrival in Unix seconds.
+
+    A turn that ended before it was placed, or before its first token, spent the rest of its time there.
+    """
+    assert record.ended_ms is not None
+    assert record.reason is not None
+    placed = record.placed_ms if record.placed_ms is not None else record.ended_ms
+    first = record.first_token_ms if record.first_token_ms is not None else record.ended_ms
+    was_placed = record.placed_ms is not None
+    return TurnRow(
+        index=record.index,
+        at=at,
+        node=node,
+        prompt_tokens=record.prompt_tokens,
+        cached_tokens=record.cached_tokens,
+        novel_tokens=record.novel_tokens,
+        reusable_tokens=record.reusable_tokens,
+        completion_tokens=record.completion_tokens,
+        misses=tuple(_miss_row(miss, record, vocabulary) for miss in record.misses) if was_placed else (),
+        queue_ms=placed - record.arrived_ms,
+        prefill_ms=first - placed,
+        decode_ms=record.ended_ms - first,
+        latency_ms=record.ended_ms - record.arrived_ms,
+        tool_gap_ms=record.tool_gap_ms,
+        finish_reason=record.reason.value,
+        cost_usd=0.0,
+    )
+
+
+def _miss_row(miss: Miss, record: TurnRecord, vocabulary: Vocabulary) -> MissRow:
+    match miss.reason:
+        case MissReason.HISTORY_EDITED:
+            return _edit_row(miss, vocabulary)
+        case MissReason.EVICTED | MissReason.CACHE_RESET | MissReason.COMPUTE_FAILED if miss.at_ms is not None:
+            ago = max(0.0, record.arrived_ms - miss.at_ms) / 1000
+            return MissRow(
+                reason=miss.reason, tokens=miss.tokens, detail=f"decision {miss.decision}, {ago:.1f} s before"
+            )
+        case _:
+            return MissRow(reason=miss.reason, tokens=miss.tokens)
+
+
+def _edit_row(miss: Miss, vocabulary: Vocabulary) -> MissRow:
+    """An edit shows both texts. The same text in other tokens, or in other white space, is nobody's edit."""
+    was, now = vocabulary.detokenize(miss.was), vocabulary.detokenize(miss.now)
+    reason = MissReason.HISTORY_EDITED
+    if was and now and _agree(was, now):
+        reason = MissReason.TOKENIZER_DRIFT
+    elif was.strip() and now.strip() and _agree(was.lstrip(), now.lstrip()):
+        reason = MissReason.TEMPLATE_DRIFT
+    return MissRow(reason=reason, tokens=miss.tokens, detail=f"at token {miss.at_token}: {was!r} became {now!r}")
+
+
+def _agree(a: str, b: str) -> bool:
+    return a.startswith(b) or b.startswith(a)
