@@ -129,8 +129,8 @@ class Core:
         step = self.state.scheduler.step(placed, now_ms)
         moves, deaths = tuple(ledger.moves), tuple(ledger.deaths)
         plan = StepPlan(self._next_plan, now_ms, moves, step.calls, deaths, step.predicted_ms)
-        self._next_plan += 1
         if plan.moves or plan.calls:
+            self._next_plan += 1
             self._plan = (plan, step)
         return plan
 

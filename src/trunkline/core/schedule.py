@@ -1,10 +1,12 @@
 """The calls of one step: who decodes, whose prompt is computed next and how much of it.
 
-Prefill and decode go in separate calls, since one call would make decodes wait for the slice. Short steps come first:
-while a turn that is predicted to be short decodes, a long prefill stands aside and earns *credit*, its guaranteed share
-of the time. Credit is paid in slices once the short steps are done, or at the latest when `DEFER_BUDGETS` step budgets
-are owed, so that a third of a second belongs to a short step alone and a stream of them cannot starve a prefill.
-Beside long answers nothing stands aside: slices and decodes alternate by the same account.
+Prefill and decode go in separate calls, since one call would make decodes wait for the slice. No slice is longer than
+the step budget. Prompts that are nearly computed (within `QUICK_BUDGETS`) get a slice in every step. Longer ones share
+the time with whoever decodes by an account: while others decode they earn *credit*, which is paid in slices.
+
+A long prefill (beyond `LONG_BUDGETS`) stands aside for turns that are predicted to be short: it earns its guaranteed
+share, and is paid once they are done, or at the latest when `DEFER_BUDGETS` are owed. So a third of a second belongs to
+a short step alone, and a stream of short steps cannot starve a prefill.
 
 The rival, `Order.FCFS`, gives each step to the oldest prompt in the largest slice, then decodes.
 """
@@ -19,8 +21,12 @@ from trunkline.core.types import CoreSettings, Order
 
 DEFER_BUDGETS = 4.0
 """Credit, in step budgets, at which a long prefill no longer waits for a short step to end."""
-LONG_ANSWER_SHARE = 0.5
-"""A prefill's share of the time beside answers that are not short."""
+QUICK_BUDGETS = 2.0
+"""A prefill that takes at most this many step budgets belongs to a short step."""
+LONG_BUDGETS = 10.0
+"""A prefill that takes more step budgets than this stands aside for short steps."""
+EVEN_SHARE = 0.5
+"""A prefill's share of the time where nobody stands aside."""
 AGEING = 0.5
 """Milliseconds of expected prefill that a millisecond of waiting is worth when prefills are ordered."""
 
@@ -52,16 +58,16 @@ class Scheduler:
         if not prefilling:
             return self._step([], decoding, 0.0)
         ordered = sorted(prefilling, key=lambda turn: self._urgency(turn, now_ms))
-        quick = self._quick(ordered)
+        quick = [turn for turn in ordered if self._is_quick(turn)]
         if quick:
-            return self._step(quick, decoding, self._credit_ms)
+            return self._step(self._slices(quick), decoding, self._credit_ms)
         return self._beside(ordered[0], decoding)
 
     def is_short(self, turn: Turn) -> bool:
         """Whether what is left of a turn is predicted to be a short step."""
         left = max(0, turn.expected_tokens - turn.generated)
-        quick = self.prefill_ms(turn) <= 2 * self._settings.step_budget_ms
-        return quick and left <= self._settings.short_tokens and turn.generated <= self._settings.short_tokens
+        short = left <= self._settings.short_tokens and turn.generated <= self._settings.short_tokens
+        return short and self._is_quick(turn)
 
     def prefill_ms(self, turn: Turn) -> float:
         """Expected time to finish a turn's prefill if nothing else ran (queued: if what arrived before is held)."""
@@ -76,29 +82,32 @@ class Scheduler:
     def _urgency(self, turn: Turn, now_ms: float) -> tuple[float, int]:
         return self.prefill_ms(turn) - AGEING * (now_ms - turn.fact.at_ms), turn.id
 
-    def _quick(self, ordered: Sequence[Turn]) -> list[Prefill]:
-        """Prompts that are nearly computed, as many whole ones as fit one step budget; they wait for nobody."""
+    def _is_quick(self, turn: Turn) -> bool:
+        return self.prefill_ms(turn) <= QUICK_BUDGETS * self._settings.step_budget_ms
+
+    def _slices(self, turns: Sequence[Turn]) -> list[Prefill]:
+        """Slices for as many turns as one step budget holds, at least for the first."""
         chosen: list[Prefill] = []
         left_ms = self._settings.step_budget_ms
-        for turn in ordered:
-            ms = self.prefill_ms(turn)
-            if ms > left_ms or turn.remaining_prefill > self._slice_limit(turn, self._settings.max_slice_tokens):
-                continue
-            left_ms -= ms
-            chosen.append(self._slice(turn, turn.remaining_prefill))
+        for turn in turns:
+            part = self._slice(turn, self._fitting(turn))
+            left_ms -= self._slice_ms(part)
+            if chosen and left_ms < 0:
+                break
+            chosen.append(part)
         return chosen
 
     def _beside(self, turn: Turn, decoding: Sequence[Turn]) -> Step:
-        """A long prefill and whoever decodes beside it."""
+        """A prefill that is not quick, and whoever decodes beside it."""
+        budget = self._settings.step_budget_ms
         part = self._slice(turn, self._fitting(turn))
         slice_ms = self._slice_ms(part)
         if not decoding:
             return self._step([part], [], max(0.0, self._credit_ms - slice_ms))
-        short = any(self.is_short(other) for other in decoding)
-        owed_enough = DEFER_BUDGETS * self._settings.step_budget_ms if short else slice_ms
-        if self._credit_ms >= owed_enough:
+        aside = self.prefill_ms(turn) > LONG_BUDGETS * budget and any(self.is_short(other) for other in decoding)
+        if self._credit_ms >= (DEFER_BUDGETS * budget if aside else slice_ms):
             return self._step([part], decoding, self._credit_ms - slice_ms)
-        share = self._settings.prefill_share if short else LONG_ANSWER_SHARE
+        share = self._settings.prefill_share if aside else EVEN_SHARE
         earned = self._decode_ms(decoding) * share / (1 - share)
         return self._step([], decoding, self._credit_ms + earned)
 
