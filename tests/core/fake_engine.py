@@ -90,7 +90,7 @@ class FakeEngine:
         times: list[float] = []
         for call in plan.calls:
             times.append(self._call(call, failed_slots, sampled))
-            self.now_ms += 10.0
+            self.now_ms += max(0.0, times[-1])
         self.now_ms += 1.0
         if plan.moves or plan.calls:
             done = StepDone(at_ms=self.now_ms, plan=plan.seq, moves=moves, calls_ms=tuple(times))
@@ -200,7 +200,8 @@ class FakeEngine:
                 assert call.end == len(job.prompt)
                 self._sample(job)
                 sampled.append((call.turn, True))
-            return 10.0
+            count = call.end - call.start
+            return 5.0 + 1.4 * count + 0.0011 * count * call.start
         slots = [slot for _, slot in call.turns]
         assert slots == sorted(set(slots)), "slots ascend"
         for turn, slot in call.turns:
@@ -209,7 +210,7 @@ class FakeEngine:
             self.slots[slot].append(job.generated[-1])
             self._sample(job)
             sampled.append((turn, True))
-        return 10.0
+        return 6.0 + 3.0 * len(slots)
 
     def _sample(self, job: Job) -> None:
         job.generated.append(self.rng.randrange(3))

@@ -5,7 +5,7 @@ from trunkline.core.facts import CacheReset, TurnArrived, TurnEnded
 from trunkline.core.placement import Ledger
 from trunkline.core.prefix import Match, Node, common_ancestor
 from trunkline.core.runs import Run
-from trunkline.core.slots import path_ids
+from trunkline.core.slots import Slot, path_ids
 from trunkline.core.state import State
 from trunkline.core.turns import Phase, Turn
 from trunkline.core.types import EndReason, MissReason, RunKey, Sharing, TurnRecord
@@ -24,7 +24,7 @@ def arrive(state: State, fact: TurnArrived) -> list[Action]:
     leaf, match, split = state.tree.insert(fact.salt, fact.prompt, named.leaf if named is not None else None)
     actions = state.follow(split)
     run = state.runs.identify(fact, match)
-    if state.checkpoints and leaf.tokens > 1 and not split:
+    if state.checkpoints:
         actions += _cut_last_token(state, leaf)
     turn = _begin(state, fact, run, leaf, match)
     state.turns[turn.id] = turn
@@ -120,7 +120,8 @@ def _begin(state: State, fact: TurnArrived, run: Run, leaf: Node, match: Match) 
     )
     expected = state.forecast.output_tokens(run.key, fact.max_new_tokens)
     edited = _edit(state, run, leaf)
-    turn = Turn(fact.turn, fact, run, leaf, record, match.tokens, expected, edited, run.lost_tokens)
+    held = min(state.placement.likely_held(leaf), fact.prompt.tokens - 1)
+    turn = Turn(fact.turn, fact, run, leaf, record, match.tokens, held, expected, edited, run.lost_tokens)
     run.turns, run.in_flight, run.lost_tokens = run.turns + 1, run.in_flight + 1, 0
     state.runs.set_finished(run, False)
     state.runs.mark_prompt(run, leaf)
@@ -147,23 +148,16 @@ def _release(state: State, turn: Turn, fact: TurnEnded) -> tuple[Node, list[Acti
     assert turn.slot is not None
     slot = state.slots[turn.slot]
     slot.turn = None
-    if fact.reason is EndReason.FAILED or state.settings.sharing is Sharing.OFF:
-        ledger = Ledger()
-        lost = [node for node in slot.nodes() if not node.host]
-        slot.clear(stale=True)
-        if fact.reason is EndReason.FAILED:
-            for node in reversed(lost):
-                if not state.placement.is_held(node):
-                    state.placement.dies(node, MissReason.COMPUTE_FAILED, ledger, fact.at_ms)
-        return turn.leaf, list(ledger.deaths)
+    if fact.reason is EndReason.FAILED:
+        return turn.leaf, _lose(state, slot, fact.at_ms)
     if turn.phase is Phase.DECODE:
         assert len(fact.generated) == turn.generated
         leaf, split = state.tree.extend(turn.leaf, fact.generated[:-1])
-        slot.leaf = leaf
-        for node in leaf.path():
-            node.used_ms = fact.at_ms
-            node.death = None
+        _keep(state, slot, leaf, fact.at_ms)
         return leaf, state.follow(split)
+    if state.settings.sharing is Sharing.OFF:
+        slot.clear(stale=True)
+        return turn.leaf, []
     edge = next((node for node in turn.leaf.path() if node.start < slot.held < node.end), None)
     for node in slot.nodes():
         node.death = None
@@ -173,3 +167,25 @@ def _release(state: State, turn: Turn, fact: TurnEnded) -> tuple[Node, list[Acti
     if upper is not None:
         upper.death = None
     return turn.leaf, state.follow(split)
+
+
+def _keep(state: State, slot: Slot, leaf: Node, at_ms: float) -> None:
+    """The slot stays warm with the path that ends at `leaf`."""
+    if state.settings.sharing is Sharing.OFF:
+        slot.clear(stale=True)
+        return
+    slot.leaf = leaf
+    for node in leaf.path():
+        node.used_ms = at_ms
+        node.death = None
+
+
+def _lose(state: State, slot: Slot, at_ms: float) -> list[Action]:
+    """What the slot held cannot be trusted."""
+    ledger = Ledger()
+    lost = [node for node in slot.nodes() if not node.host]
+    slot.clear(stale=True)
+    for node in reversed(lost):
+        if not state.placement.is_held(node):
+            state.placement.dies(node, MissReason.COMPUTE_FAILED, ledger, at_ms)
+    return list(ledger.deaths)

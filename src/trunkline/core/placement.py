@@ -123,6 +123,17 @@ class Placement:
                 cost += self._retention.chance(slot.leaf, now_ms) * whole
         return cost, Choice(slot, live, end, load)
 
+    def likely_held(self, leaf: Node) -> int:
+        """Leading tokens of a path that are in host memory, in a slot, or on their way into one."""
+        path = path_ids(leaf)
+        held = 0
+        for slot in self._slots:
+            shared = common_ancestor(slot.leaf, path) if slot.leaf is not None else None
+            if shared is not None:
+                held = max(held, shared.end if slot.turn is not None else min(shared.end, slot.held))
+        live = live_nodes(list(path.values()), held)
+        return live[-1].end if live else 0
+
     # --- what moves -------------------------------------------------------------------------------------------
 
     def _copy_out(

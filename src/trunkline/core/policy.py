@@ -19,6 +19,7 @@ from trunkline.core.facts import (
 )
 from trunkline.core.misses import explain
 from trunkline.core.placement import Ledger
+from trunkline.core.prefix import Node
 from trunkline.core.schedule import Step
 from trunkline.core.state import State
 from trunkline.core.turns import Phase, Turn
@@ -145,6 +146,7 @@ class Core:
             others = [other for other in self.state.turns.values() if other is not turn]
             if not self.state.placement.place(turn, others, ledger, now_ms, spare=spare):
                 continue
+            self._find_stops(turn)
             if turn.record.placed_ms is None:
                 turn.record.placed_ms = now_ms
             turn.record.cached_tokens = turn.computed
@@ -167,16 +169,21 @@ class Core:
         return False
 
     def _save_states(self, ledger: Ledger, now_ms: float) -> None:
-        """Checkpoint memory: a prefill stops a token before its prompt ends and where others fork; save there."""
-        if self.state.settings.sharing is Sharing.OFF:
-            return
+        """Checkpoint memory: save the whole state of every prefill that stands where it was told to stop."""
         for turn in self.state.turns.values():
             if turn.phase is not Phase.PREFILL:
                 continue
-            path = turn.leaf.path()
-            stops = {node.end: node for node in path if len(node.children) > 1 or node.end == turn.prompt_tokens - 1}
-            turn.stops = tuple(sorted(stops))
+            stops = self._find_stops(turn)
             node = stops.get(turn.computed)
             if node is not None and not node.host:
                 others = [other for other in self.state.turns.values() if other is not turn]
                 self.state.placement.checkpoint(turn, node, others, ledger, now_ms)
+
+    def _find_stops(self, turn: Turn) -> dict[int, Node]:
+        """Where a prefill's slices must end: a token before the prompt does, and wherever another path forks off."""
+        if not self.state.checkpoints or self.state.settings.sharing is Sharing.OFF:
+            return {}
+        path, last = turn.leaf.path(), turn.prompt_tokens - 1
+        stops = {node.end: node for node in path if len(node.children) > 1 or node.end == last}
+        turn.stops = tuple(sorted(stops))
+        return stops

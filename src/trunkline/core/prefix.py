@@ -103,29 +103,18 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How far a prompt follows the tree: whole nodes, then `inside` symbols of one child of the last."""
+    """How far a prompt follows the tree: whole nodes, then `inside` symbols of a child of the last; `tokens` in all."""
 
     path: tuple[Node, ...]
     root: Node
     inside: int
     child: Node | None
+    tokens: int
 
     @property
     def last(self) -> Node:
         """The deepest node followed to its end (the root if none)."""
         return self.path[-1] if self.path else self.root
-
-    @property
-    def symbols(self) -> int:
-        """Matched symbols."""
-        return self.last.last_symbol + self.inside
-
-    @property
-    def tokens(self) -> int:
-        """Matched tokens."""
-        if self.child is None or self.child.weights is None:
-            return self.last.end + self.inside
-        return self.last.end + int(self.child.weights[: self.inside].sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +159,14 @@ class PrefixTree:
         while node.last_symbol < total:
             child = node.children.get(_key(prompt, node.last_symbol))
             if child is None:
-                return Match(tuple(nodes), root, 0, None)
+                break
             same = _common(child, prompt)
             if same < len(child.symbols):
-                return Match(tuple(nodes), root, same, child)
+                inside = same if child.weights is None else int(child.weights[:same].sum())
+                return Match(tuple(nodes), root, same, child, node.end + inside)
             nodes.append(child)
             node = child
-        return Match(tuple(nodes), root, 0, None)
+        return Match(tuple(nodes), root, 0, None, node.end)
 
     def insert(self, salt: str, prompt: Prompt, near: Node | None = None) -> tuple[Node, Match, Split | None]:
         """Make `prompt` a path of whole nodes.
@@ -185,11 +175,11 @@ class PrefixTree:
         """
         match = self.match(salt, prompt, near)
         node, split = match.last, None
+        at = node.last_symbol + match.inside
         if match.inside:
             assert match.child is not None
             split = self.split(match.child, match.inside)
             node = split.upper
-        at = match.symbols
         if at < len(prompt.symbols):
             node = self._add(node, prompt.symbols[at:], None if prompt.weights is None else prompt.weights[at:])
         return node, match, split

@@ -12,7 +12,7 @@ The rival, `Order.FCFS`, gives each step to the oldest prompt in the largest sli
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trunkline.core.actions import Call, Decode, Prefill
 from trunkline.core.predict import CostModel
@@ -59,9 +59,12 @@ class Scheduler:
             return self._step([], decoding, 0.0)
         ordered = sorted(prefilling, key=lambda turn: self._urgency(turn, now_ms))
         quick = [turn for turn in ordered if self._is_quick(turn)]
-        if quick:
-            return self._step(self._slices(quick), decoding, self._credit_ms)
-        return self._beside(ordered[0], decoding)
+        if not quick:
+            return self._beside(ordered[0], decoding)
+        step = self._step(self._slices(quick), decoding, self._credit_ms)
+        if len(quick) == len(ordered):
+            return step
+        return replace(step, credit_ms=self._earned(step.predicted_ms, self._settings.prefill_share))
 
     def is_short(self, turn: Turn) -> bool:
         """Whether what is left of a turn is predicted to be a short step."""
@@ -70,8 +73,8 @@ class Scheduler:
         return short and self._is_quick(turn)
 
     def prefill_ms(self, turn: Turn) -> float:
-        """Expected time to finish a turn's prefill if nothing else ran (queued: if what arrived before is held)."""
-        start = turn.computed if turn.phase is not Phase.QUEUED else min(turn.matched_tokens, turn.prompt_tokens - 1)
+        """Expected time to finish a turn's prefill if nothing else ran (queued: from what is likely held)."""
+        start = turn.computed if turn.phase is not Phase.QUEUED else turn.likely_held
         return self._costs.prefill_whole_ms(turn.prompt_tokens - start, start, self._settings.max_slice_tokens)
 
     def observed(self, predicted: Step, ms: float) -> None:
@@ -108,8 +111,12 @@ class Scheduler:
         if self._credit_ms >= (DEFER_BUDGETS * budget if aside else slice_ms):
             return self._step([part], decoding, self._credit_ms - slice_ms)
         share = self._settings.prefill_share if aside else EVEN_SHARE
-        earned = self._decode_ms(decoding) * share / (1 - share)
-        return self._step([], decoding, self._credit_ms + earned)
+        step = self._step([], decoding, self._credit_ms)
+        return replace(step, credit_ms=self._earned(step.predicted_ms, share))
+
+    def _earned(self, ms: float, share: float) -> float:
+        """The credit after a waiting prefill let others have `ms`."""
+        return self._credit_ms + ms * share / (1 - share)
 
     def _fitting(self, turn: Turn) -> int:
         """Tokens of a slice that fits the budget, even when nobody else is there: a short step may arrive meanwhile."""

@@ -21,7 +21,8 @@ class Phase(StrEnum):
 class Turn:
     """`leaf` ends its prompt's path; `computed` prompt tokens are in `slot`; `generated` tokens were sampled.
 
-    `matched_tokens` is how far the prompt had arrived before; `expected_tokens` how long the answer will likely be.
+    `matched_tokens` is how far the prompt had arrived before, `likely_held` how much of that was held or being computed
+    when it arrived; `expected_tokens` how long the answer will likely be.
     """
 
     id: TurnId
@@ -30,6 +31,7 @@ class Turn:
     leaf: Node
     record: TurnRecord
     matched_tokens: int
+    likely_held: int
     expected_tokens: int
     edited: tuple[tuple[int, ...], tuple[int, ...], int] | None
     """Where the prompt left its run's history: symbols that were there, symbols that came, where that history ended."""

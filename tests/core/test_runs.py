@@ -1,0 +1,81 @@
+"""Whose turn a prompt is, when nothing names it."""
+
+from tests.core.helpers import make_engine, tokens
+from trunkline.core.facts import RunFinished
+from trunkline.core.types import RunKey, RunState
+
+
+def test_a_prompt_that_extends_a_run_continues_it() -> None:
+    engine = make_engine()
+    first = engine.serve(tokens(50)).run
+    record = engine.serve([*engine.histories[first.run], 1, 2])
+    assert (record.run, record.index) == (first, 1)
+
+
+def test_a_prompt_that_keeps_the_last_prompt_but_not_the_answer_continues_the_run() -> None:
+    engine = make_engine()
+    first = engine.serve(tokens(50)).run
+    assert engine.serve([*tokens(50), 7, 7, 7]).run == first
+
+
+def test_a_prompt_that_leaves_an_earlier_turn_is_a_branch() -> None:
+    engine = make_engine()
+    first = engine.serve(tokens(50)).run
+    fork = [*engine.histories[first.run], 1]
+    engine.serve([*engine.histories[first.run], 2, 3])
+    engine.serve([*engine.histories[first.run], 4])
+    branch = engine.serve(fork).run
+    assert branch != first
+    assert engine.core.state.runs.get(branch).parent == first.run  # type: ignore[union-attr]
+
+
+def test_a_prompt_that_arrives_during_the_runs_turn_is_a_branch() -> None:
+    engine = make_engine()
+    engine.arrive(tokens(50), length=8)
+    engine.arrive([*tokens(50), 1])
+    engine.run_all()
+    parents = {run.key.run: run.parent for run in engine.core.state.runs}
+    assert parents == {"fresh-1": None, "fresh-2": "fresh-1"}
+
+
+def test_first_turns_with_a_shared_system_prompt_are_different_runs() -> None:
+    engine = make_engine()
+    engine.serve([*tokens(50), 1])
+    engine.serve([*tokens(50), 2])
+    assert [run.parent for run in engine.core.state.runs] == [None, None]
+
+
+def test_a_name_wins_over_what_the_prompt_suggests() -> None:
+    engine = make_engine()
+    engine.serve(tokens(50), run="a")
+    assert engine.serve([*engine.histories["a"], 1], run="b").run == RunKey("", "b")
+
+
+def test_names_are_scoped_by_key() -> None:
+    engine = make_engine()
+    engine.serve(tokens(50), run="a", salt="k")
+    record = engine.serve(tokens(50), run="a", salt="l")
+    assert record.index == 0
+    assert len(engine.core.state.runs) == 2
+
+
+def test_a_finished_run_that_gets_a_turn_is_open_again() -> None:
+    engine = make_engine()
+    engine.serve(tokens(50), run="a")
+    run = engine.core.state.runs.get(RunKey("", "a"))
+    assert run is not None
+    engine.core.handle(RunFinished(at_ms=engine.now_ms, key=run.key))
+    states = [run.state]
+    engine.arrive([*engine.histories["a"], 1], run="a")
+    states.append(run.state)
+    engine.run_all()
+    states.append(run.state)
+    assert states == [RunState.FINISHED, RunState.ACTIVE, RunState.WAITING]
+
+
+def test_a_final_turn_finishes_the_run() -> None:
+    engine = make_engine()
+    engine.serve(tokens(50), run="a", final=True)
+    run = engine.core.state.runs.get(RunKey("", "a"))
+    assert run is not None
+    assert run.state is RunState.FINISHED

@@ -1,0 +1,128 @@
+"""Who goes first: short steps, their guaranteed opposite, and the trivial rival."""
+
+from tests.core.fake_engine import FakeEngine
+from tests.core.helpers import make_engine, tokens
+from trunkline.core import actions as act
+from trunkline.core.schedule import DEFER_BUDGETS
+from trunkline.core.types import Order
+
+
+def calls_until(engine: FakeEngine, turn: int) -> list[act.Call]:
+    """Every call from now until `turn` has ended."""
+    calls: list[act.Call] = []
+    while turn in engine.jobs:
+        calls += engine.step().calls
+    return calls
+
+
+def slices_of(calls: list[act.Call], turn: int) -> int:
+    return sum(isinstance(call, act.Prefill) and call.turn == turn for call in calls)
+
+
+def warm_loop(engine: FakeEngine, run: str = "loop") -> list[int]:
+    """A run with short steps behind it; returns its history."""
+    engine.serve(tokens(50), run=run, length=4)
+    for _ in range(3):
+        engine.serve([*engine.histories[run], 1, 2], run=run, length=4)
+    return engine.histories[run]
+
+
+def test_a_short_step_has_the_engine_to_itself_beside_a_long_prefill() -> None:
+    engine = make_engine()
+    history = warm_loop(engine)
+    long = engine.arrive(tokens(3000, 5000), run="long")
+    engine.step()
+    short = engine.arrive([*history, 3], run="loop", length=16)
+    assert slices_of(calls_until(engine, short), long) == 0
+
+
+def test_a_stream_of_short_steps_leaves_a_long_prefill_its_share() -> None:
+    engine = make_engine()
+    warm_loop(engine)
+    long = engine.arrive(tokens(3500, 5000), run="long")
+    begun_ms, prefill_ms = engine.now_ms, 0.0
+    for _ in range(30):
+        step = engine.arrive([*engine.histories["loop"][:200], 3], run="loop", length=16)
+        while step in engine.jobs:
+            before_ms, plan = engine.now_ms, engine.step()
+            if slices_of(list(plan.calls), long):
+                prefill_ms += engine.now_ms - before_ms
+    assert long in engine.jobs, "the prefill lasts longer than the steps"
+    withheld_ms = DEFER_BUDGETS * engine.settings.step_budget_ms
+    assert prefill_ms + withheld_ms >= engine.settings.prefill_share * (engine.now_ms - begun_ms)
+    assert prefill_ms >= 0.2 * (engine.now_ms - begun_ms)
+
+
+def test_a_slice_never_exceeds_the_step_budget() -> None:
+    engine = make_engine(step_budget_ms=50.0, max_slice_tokens=4096)
+    engine.arrive(tokens(3000))
+    while engine.jobs:
+        plan = engine.step()
+        if any(isinstance(call, act.Prefill) for call in plan.calls):
+            assert plan.predicted_ms <= 50.0 or all(
+                c.end - c.start <= engine.settings.min_slice_tokens for c in plan.calls if isinstance(c, act.Prefill)
+            )
+
+
+def test_a_short_step_is_not_behind_a_new_long_prompt_in_the_queue() -> None:
+    engine = make_engine(slots=1)
+    history = warm_loop(engine)
+    engine.arrive(tokens(500, 2000), run="first")
+    engine.step()
+    waiting = engine.arrive(tokens(500, 5000), run="second")
+    engine.now_ms += 100
+    short = engine.arrive([*history, 3], run="loop")
+    while short in engine.jobs:
+        engine.step()
+        assert engine.core.state.turns.get(waiting) is None or engine.core.state.turns[waiting].slot is None
+
+
+def test_a_slot_is_kept_free_for_a_short_step_that_is_due() -> None:
+    engine = make_engine(slots=2)
+    warm_loop(engine)
+    engine.arrive(tokens(1000, 2000))
+    second = engine.arrive(tokens(1000, 5000))
+    engine.step()
+    assert engine.core.state.turns[second].slot is None
+
+
+def test_a_slot_is_not_kept_free_for_ever() -> None:
+    engine = make_engine(slots=2)
+    warm_loop(engine)
+    engine.arrive(tokens(1000, 2000))
+    second = engine.arrive(tokens(1000, 5000))
+    engine.now_ms += 60_000
+    engine.step()
+    assert engine.core.state.turns[second].slot is not None
+
+
+def test_branches_that_are_nearly_computed_decode_together() -> None:
+    engine = make_engine(slots=8)
+    warm_loop(engine)
+    history = engine.histories["loop"]
+    turns = [engine.arrive([*history, 100 + branch], length=8) for branch in range(8)]
+    for _ in range(8):
+        engine.step()
+    together = max(len(c.turns) for plan in engine.plans for c in plan.calls if isinstance(c, act.Decode))
+    assert together == len(turns)
+
+
+def test_first_come_first_served_makes_the_short_step_wait() -> None:
+    engine = make_engine(order=Order.FCFS, max_slice_tokens=512)
+    history = warm_loop(engine)
+    long = engine.arrive(tokens(3000, 5000), run="long")
+    engine.step()
+    short = engine.arrive([*history, 3], run="loop", length=4)
+    assert slices_of(calls_until(engine, short), long) == 5
+
+
+def test_a_decode_names_its_slots_in_ascending_order() -> None:
+    engine = make_engine()
+    for turn in range(4):
+        engine.arrive(tokens(20, 100 * turn), length=8)
+    engine.run_all()
+    for plan in engine.plans:
+        for call in plan.calls:
+            if isinstance(call, act.Decode):
+                slots = [slot for _, slot in call.turns]
+                assert slots == sorted(slots)
