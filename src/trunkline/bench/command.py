@@ -47,8 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay, print the summary, write what was asked for. Returns the exit code: 1 if any run failed."""
-    summary, events = asyncio.run(replay(args))
+    """Replay, print the summary, write what was asked for. Returns the exit code: 1 if a run failed or none could."""
+    try:
+        summary, events = asyncio.run(replay(args))
+    except (EndpointError, ValueError) as error:
+        print(f"trunkline bench: {error}", file=sys.stderr)
+        return 1
     print(show(summary))
     if args.json:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
@@ -120,9 +124,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     args = parser.parse_args(argv)
     with suppress(KeyboardInterrupt):
-        try:
-            return run(args)
-        except (EndpointError, ValueError) as error:
-            print(f"trunkline bench: {error}", file=sys.stderr)
-            return 1
+        return run(args)
     return 130

