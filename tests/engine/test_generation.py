@@ -137,6 +137,12 @@ def test_a_stop_string_inside_one_token_cuts_its_text() -> None:
     assert turn.flush() == Delta((), "")
 
 
+def test_of_two_stop_strings_in_one_token_the_first_in_the_text_counts() -> None:
+    turn = generation("ld", "or")
+    feed(turn, ids(SMOLLM2.tokenize("Hello world")))
+    assert (turn.stopped_by, turn.visible_text) == ("or", "Hello w")
+
+
 def test_text_held_for_a_stop_string_appears_when_the_turn_ends_otherwise() -> None:
     by_end = generation("###")
     feed(by_end, [*letters("a##"), END])

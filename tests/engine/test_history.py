@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tests.engine.test_tokens import MODELS, texts
+from tests.engine.test_tokens import MODELS, texts, tiny
 from tests.engine.vocabularies import ids, llama_tokens, pointer, vocabulary
 from trunkline.engine.history import History
 from trunkline.engine.tokens import Vocabulary
@@ -144,6 +144,15 @@ def test_only_tokens_wholly_inside_the_visible_text_are_kept() -> None:
     assert vocab.detokenize(again) == text + "Hel won<|im_end|>"
 
 
+def test_a_stop_string_that_begins_with_half_a_token_leaves_no_half_character() -> None:
+    vocab, history = vocabulary("smollm2"), History(vocabulary("smollm2"))
+    text = chat("smollm2", "Hi.")
+    prompt = history.tokenize(text, salt="")
+    answer = [*letters(vocab, "ok"), *ids(vocab.tokenize("🙂"))]
+    history.remember(salt="", text=text, prompt=prompt, generated=answer, visible="ok")
+    assert ids(history.tokenize(text + "ok<|im_end|>", salt="")) == [*ids(prompt), *answer[:2], 2]
+
+
 def test_blanks_that_a_template_strips_cost_only_their_own_tokens() -> None:
     vocab, history = vocabulary("smollm2"), History(vocabulary("smollm2"))
     text = chat("smollm2", "Hi.")
@@ -181,9 +190,9 @@ def test_a_control_token_spelled_by_the_model_is_a_control_token_in_the_next_pro
 def test_remembered_text_never_ends_inside_a_control_token() -> None:
     vocab, history = vocabulary("smollm2"), History(vocabulary("smollm2"))
     text = chat("smollm2", "Hi.")
-    turn(history, vocab, text, letters(vocab, "Hello<|im"))
-    prompt = ids(vocab.tokenize(text))
-    assert ids(history.tokenize(text + "Hello<|im_end|>", salt="")) == prompt + ids(vocab.tokenize("Hello")) + [2]
+    turn(history, vocab, text, letters(vocab, "Hello there<|im"))
+    plain = ids(vocab.tokenize(text + "Hello there<|im_end|>"))
+    assert ids(history.tokenize(text + "Hello there<|im_end|>", salt="")) == plain
 
 
 def test_turns_of_token_ids_are_remembered_under_their_text() -> None:
@@ -225,6 +234,32 @@ def test_memory_stays_within_its_budget_and_the_oldest_turns_go_first() -> None:
 
     assert kept(chats[0]) and kept(chats[-1])
     assert not kept(chats[1]) and not kept(chats[20])
+
+
+def test_of_one_run_the_latest_turns_are_forgotten_first() -> None:
+    vocab, history = vocabulary("smollm2"), History(vocabulary("smollm2"), budget_bytes=12_000)
+    said, answers = ["Begin."], list[list[int]]()
+    for number in range(6):
+        answers.append(letters(vocab, f"answer {number}"))
+        turn(history, vocab, chat("smollm2", *said), answers[-1])
+        said += [shown(vocab, answers[-1]), "Go on."]
+    whole = chat("smollm2", *said)
+    assert len(history.tokenize(whole, salt="")) > len(vocab.tokenize(whole))
+    for number in range(14):  # another run's turns take the room
+        turn(history, vocab, chat("smollm2", f"Other {number}."), letters(vocab, "x"))
+    tokens = ids(history.tokenize(whole, salt=""))
+    kept = [any(tokens[at : at + len(answer)] == answer for at in range(len(tokens))) for answer in answers]
+    assert kept[0] and not kept[-1] and kept == sorted(kept, reverse=True)
+
+
+def test_text_behind_remembered_text_gets_no_prefix_space(tmp_path_factory: pytest.TempPathFactory) -> None:
+    vocab = Vocabulary(tiny(tmp_path_factory, "Llama"))
+    history = History(vocab)
+    answer = [vocab.pieces.index(b"b"), vocab.pieces.index(b"c")]
+    prompt = turn(history, vocab, "a", answer)
+    again = ids(history.tokenize("abc" + "abc", salt=""))
+    assert again[: len(prompt) + 2] == prompt + answer
+    assert vocab.detokenize(again[1:]) == "abcabc"  # without BOS
 
 
 def test_threads_tokenize_while_turns_are_remembered() -> None:

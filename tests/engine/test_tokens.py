@@ -121,28 +121,32 @@ def test_many_threads_get_the_tokens_of_one() -> None:
         assert [ids(tokens) for tokens in pool.map(gemma.tokenize, lines)] == alone
 
 
+TINY = ["a", "b", "abc", " ", "\n", "<|user|>", "<|end|>", "<s>", "é", ">>a", "<<", "cc>>"]
+
+
 @pytest.mark.parametrize("model_name", ["Llama", "Phi-3"])
-@given(parts=st.lists(st.sampled_from(["a", "b", "abc", " ", "\n", "<|user|>", "<|end|>", "<s>", "é"]), max_size=12))
-@settings(deadline=None, max_examples=100)
+@given(parts=st.lists(st.sampled_from(TINY), max_size=12))
+@settings(deadline=None, max_examples=200)
 def test_prefix_spaces_and_swallowed_blanks_are_llama_cpps(
     tmp_path_factory: pytest.TempPathFactory, model_name: str, parts: list[str]
 ) -> None:
-    vocab = _tiny(tmp_path_factory, model_name)
+    vocab = tiny(tmp_path_factory, model_name)
     assert ids(Vocabulary(vocab).tokenize("".join(parts))) == ids(llama_tokens(vocab, "".join(parts)))
 
 
 def test_text_behind_text_gets_no_prefix_space(tmp_path_factory: pytest.TempPathFactory) -> None:
-    tiny = Vocabulary(_tiny(tmp_path_factory, "Llama"))
-    assert [tiny.pieces[token] for token in tiny.tokenize_fragment(b"abc", START)] == [b" ab", b"c"]
-    assert [tiny.pieces[token] for token in tiny.tokenize_fragment(b"abc", TEXT)] == [b"ab", b"c"]
-    split = np.concatenate([tiny.tokenize("ab a"), tiny.tokenize_fragment(b"bc", TEXT)])
-    assert tiny.detokenize(split) == "ab abc"
+    vocab = Vocabulary(tiny(tmp_path_factory, "Llama"))
+    assert [vocab.pieces[token] for token in vocab.tokenize_fragment(b"abc", START)] == [b" ab", b"c"]
+    assert [vocab.pieces[token] for token in vocab.tokenize_fragment(b"abc", TEXT)] == [b"ab", b"c"]
+    split = np.concatenate([vocab.tokenize("ab a"), vocab.tokenize_fragment(b"bc", TEXT)])
+    assert vocab.detokenize(split) == "ab abc"
 
 
 _loaded: dict[str, int] = {}
 
 
-def _tiny(folders: pytest.TempPathFactory, model_name: str) -> int:
+def tiny(folders: pytest.TempPathFactory, model_name: str) -> int:
+    """The tiny vocabulary of a model of that name."""
     if model_name not in _loaded:
         path: Path = folders.mktemp("tiny") / "tiny.gguf"
         write_tiny_gguf(path, model_name)

@@ -62,11 +62,12 @@ def ids(tokens: Ints) -> list[int]:
 def write_tiny_gguf(path: Path, name: str) -> None:
     """A SentencePiece vocabulary of a few pieces and all bytes that puts a space before text, as Llama 2's does.
 
-    llama.cpp gives models named Phi-3 control tokens that swallow the blanks behind them.
+    Two of its control tokens can overlap (`>>a<<cc>>`; llama.cpp looks for the longer one first). llama.cpp gives
+    models named Phi-3 control tokens that swallow the blanks behind them.
     """
     normal, unknown, control, byte = 1, 2, 3, 6
     pieces = [("<unk>", unknown, 0.0), ("<s>", control, 0.0), ("</s>", control, 0.0), ("<|endoftext|>", control, 0.0)]
-    pieces += [("<|user|>", control, 0.0), ("<|end|>", control, 0.0)]
+    pieces += [(text, control, 0.0) for text in ("<|user|>", "<|end|>", ">>a<<", "<<cc>>")]
     pieces += [(f"<0x{value:02X}>", byte, 0.0) for value in range(256)]
     words = ["▁", "a", "b", "c", "▁a", "ab", "▁ab", "bc", "▁▁"]
     pieces += [(word, normal, -float(rank)) for rank, word in enumerate(words)]
