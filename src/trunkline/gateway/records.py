@@ -8,7 +8,6 @@ connection and commits in groups: whatever arrived while the last commit ran goe
 
 import logging
 import queue
-import sqlite3
 import time
 from asyncio import wrap_future
 from collections.abc import Callable
@@ -94,12 +93,14 @@ class RunRecords:
         self._max_runs = max_runs
         self._observers: list[Callable[[TurnRow], None]] = []
         self._queue: queue.SimpleQueue[_Operation] = queue.SimpleQueue()
+        self._keys: dict[RunKey, int] = {}
+        """Rows of runs seen before, so that a turn costs two statements (each hands the interpreter lock around)."""
         try:
             self._connection = connect(path)
             self._write_lock = Lock()
             # Readers of a file have a connection of their own, so that a long list never holds up a commit.
             self._reader = RunReader(connect(path), Lock()) if path else RunReader(self._connection, self._write_lock)
-            (self._run_count,) = self._connection.execute("SELECT count(*) FROM runs").fetchone()
+            self._run_count = self._count_runs()
         except BaseException:
             if self._lock_file is not None:
                 self._lock_file.close()
@@ -214,61 +215,65 @@ class RunRecords:
 
     def _write(self, group: list[_Operation]) -> dict[int, bool]:
         """One transaction. Returns, by position in `group`, whether a declared run is new."""
-        connection = self._connection
         if all(isinstance(operation, _Committed) for operation in group):
             return {}
         created: dict[int, bool] = {}
-        run_count = self._run_count
-        connection.execute("BEGIN IMMEDIATE")
+        self._connection.execute("BEGIN IMMEDIATE")
         try:
             for at, operation in enumerate(group):
                 match operation:
                     case _Begin(key, parent, origin, when):
-                        run_count += self._insert_run(key, parent, origin, when)
-                        connection.execute(
-                            "UPDATE runs SET finished = 0, last_at = max(last_at, ?) WHERE salt = ? AND id = ?",
-                            (when, *key),
-                        )
+                        self._begin(self._run_key(key, parent, origin, when)[0], when)
                     case _Turn(key, parent, origin, row):
-                        run_count += self._insert_run(key, parent, origin, row.at)
-                        self._insert_turn(key, row)
+                        self._insert_turn(self._run_key(key, parent, origin, row.at)[0], row)
                     case _Declare():
                         created[at] = self._declare(operation)
-                        run_count += created[at]
                     case _Finish(key):
-                        connection.execute("UPDATE runs SET finished = 1 WHERE salt = ? AND id = ?", key)
-            run_count -= self._prune(run_count)
-            connection.execute("COMMIT")
+                        self._connection.execute("UPDATE runs SET finished = 1 WHERE salt = ? AND id = ?", key)
+            self._prune()
+            self._connection.execute("COMMIT")
         except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            self._keys.clear()
+            self._run_count = self._count_runs()
             raise
-        self._run_count = run_count
         return created
 
-    def _insert_run(self, key: RunKey, parent: str | None, origin: str, at: float) -> int:
-        """Make the run if it is new; a parent is filled in when it becomes known. Returns how many rows were made."""
+    def _count_runs(self) -> int:
+        (count,) = self._connection.execute("SELECT count(*) FROM runs").fetchone()
+        return int(count)
+
+    def _run_key(self, key: RunKey, parent: str | None, origin: str, at: float) -> tuple[int, bool]:
+        """The run's row, made if it is new, and whether it was."""
+        known = self._keys.get(key)
+        if known is not None:
+            return known, False
         cursor = self._connection.execute(
-            "INSERT OR IGNORE INTO runs (salt, id, scope, parent, origin, started_at, last_at) VALUES (?,?,?,?,?,?,?)",
+            "INSERT INTO runs (salt, id, scope, parent, origin, started_at, last_at) VALUES (?,?,?,?,?,?,?) "
+            "ON CONFLICT DO NOTHING",
             (*key, scope_of(key.salt), parent, origin, at, at),
         )
-        if cursor.rowcount == 0 and parent is not None:
-            self._connection.execute(
-                "UPDATE runs SET parent = ? WHERE salt = ? AND id = ? AND parent IS NULL", (parent, *key)
-            )
-        return cursor.rowcount
+        new = cursor.rowcount == 1
+        self._run_count += new
+        (row,) = self._connection.execute("SELECT key FROM runs WHERE salt = ? AND id = ?", key).fetchone()
+        self._keys[key] = row
+        return row, new
 
-    def _declare(self, run: _Declare) -> bool:
-        new = self._insert_run(run.key, run.parent, RunOrigin.HEADER, run.at)
+    def _begin(self, run: int, at: float) -> None:
+        reopen = "UPDATE runs SET finished = 0, last_at = max(last_at, ?) WHERE key = ?"
+        self._connection.execute(reopen, (at, run))
+
+    def _declare(self, declared: _Declare) -> bool:
+        run, new = self._run_key(declared.key, declared.parent, RunOrigin.HEADER, declared.at)
         if new:
             self._connection.execute(
-                "UPDATE runs SET name = ?, objective = ?, expected_turns = ? WHERE salt = ? AND id = ?",
-                (run.name, run.objective, run.expected_turns, *run.key),
+                "UPDATE runs SET name = ?, objective = ?, expected_turns = ? WHERE key = ?",
+                (declared.name, declared.objective, declared.expected_turns, run),
             )
-        return bool(new)
+        return new
 
-    def _insert_turn(self, key: RunKey, row: TurnRow) -> None:
-        (run,) = self._connection.execute("SELECT key FROM runs WHERE salt = ? AND id = ?", key).fetchone()
+    def _insert_turn(self, run: int, row: TurnRow) -> None:
         self._connection.execute(INSERT_TURN, (run, *turn_values(row)))
         self._connection.execute(
             "UPDATE runs SET turns = turns + 1, prompt_tokens = prompt_tokens + ?, cached_tokens = cached_tokens + ?, "
@@ -287,13 +292,14 @@ class RunRecords:
             ),
         )
 
-    def _prune(self, run_count: int) -> int:
-        """Delete runs beyond the bound, a twentieth at a time. Returns how many."""
-        if run_count <= self._max_runs:
-            return 0
-        excess = run_count - self._max_runs + self._max_runs // 20
-        cursor: sqlite3.Cursor = self._connection.execute(
+    def _prune(self) -> None:
+        """Delete runs beyond the bound, a twentieth at a time."""
+        if self._run_count <= self._max_runs:
+            return
+        excess = self._run_count - self._max_runs + self._max_runs // 20
+        self._connection.execute(
             "DELETE FROM runs WHERE key IN (SELECT key FROM runs ORDER BY finished DESC, last_at, key LIMIT ?)",
             (excess,),
         )
-        return cursor.rowcount
+        self._run_count = self._count_runs()
+        self._keys.clear()
