@@ -161,3 +161,14 @@ def test_a_torn_gzip_file_is_a_trace_error_after_the_lines_that_are_whole(tmp_pa
 def test_a_missing_file_is_a_trace_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read"):
         list(read_runs(tmp_path / "none.jsonl"))
+
+
+def test_the_example_in_the_documentation_is_a_trace(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "traces.md").read_text()
+    path = tmp_path / "example.jsonl"
+    path.write_text(page.split("```json\n")[1].split("```")[0])
+    sessions = list(read_sessions(read_runs(path)))
+    assert [[run.id for run in session] for session in sessions] == [
+        *(["fix-1234", "fix-1234/explore"], ["blocks-only"], ["tokens"])
+    ]
+    assert len(expand_session(sessions[0])["fix-1234/explore"][0]) == 2

@@ -1,0 +1,68 @@
+"""Forks: eight branches from one prefix of 2,000 tokens.
+
+Warm: the prefix arrived with an earlier turn; then eight branches arrive at once, each with eight tokens of its own.
+The last branch's first token is compared with prefilling the prefix. Cold: the eight arrive at once and nobody was
+there before; the prefix should still be computed once. Ours and llama-server take turns (A B A B), then ours with
+sharing off.
+
+    python benchmarks/forks.py [--rounds 2] [--json OUT]
+"""
+
+import argparse
+import asyncio
+from typing import Any
+
+import servers
+from measure import complete, machine, say, with_endpoint, write_json
+from trunkline.bench.client import Endpoint
+from trunkline.bench.filler import Filler
+
+BRANCHES, PREFIX_TOKENS, OWN_TOKENS, OUTPUT_TOKENS = 8, 2000, 8, 16
+SLOTS, CTX, HOST_MIB = BRANCHES, 4096, 512
+
+
+async def measure(endpoint: Endpoint, model: str) -> dict[str, float]:
+    """One server's figures. Times in ms; novel tokens are prompt less cached, summed over the branches."""
+    filler = Filler()
+    await complete(endpoint, model, filler.tokens("warm up", [0], 64, "", 0), 2)
+    prefill = await complete(endpoint, model, filler.tokens("forks", [0], PREFIX_TOKENS, "", 0), 1)
+    figures = {"prefill_ms": prefill.ttft_ms or prefill.latency_ms}
+    for name, block in (("warm", 0), ("cold", 1)):  # block 1 is another prefix, which nobody has sent before
+        prompts = [filler.tokens("forks", [block], PREFIX_TOKENS, f"{n}", OWN_TOKENS) for n in range(BRANCHES)]
+        replies = await asyncio.gather(*(complete(endpoint, model, prompt, OUTPUT_TOKENS) for prompt in prompts))
+        figures[f"{name}_last_first_token_ms"] = max(reply.ttft_ms or reply.latency_ms for reply in replies)
+        figures[f"{name}_novel_tokens"] = sum(reply.prompt_tokens - (reply.cached_tokens or 0) for reply in replies)
+    figures["warm_over_prefill"] = figures["warm_last_first_token_ms"] / figures["prefill_ms"]
+    return figures
+
+
+def main() -> None:
+    """Run every side, `--rounds` times in turn, each on a fresh server."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    servers.add_arguments(parser)
+    parser.add_argument("--rounds", type=int, default=2, help="times to take turns (default: %(default)s)")
+    args = parser.parse_args()
+    model, binary = servers.find_model(args), servers.find_llama_server(args)
+    flags, baseline = args.serve_flags.split(), servers.baseline_settings(args)
+    rows: list[dict[str, Any]] = []
+    say(f"{'':14} {'prefill':>10} {'last first token':>18} {'of prefill':>11} {'novel warm':>11} {'novel cold':>11}")
+    for side in [*("trunkline", "llama-server") * args.rounds, "sharing off"]:
+        size: dict[str, int] = {"slots": SLOTS, "ctx": CTX, "host_mib": HOST_MIB}
+        if side == "llama-server":
+            server = servers.llama_server(binary, model, baseline, **size)
+        else:
+            off = ["--sharing", "off"] if side == "sharing off" else []
+            server = servers.trunkline_server(model, **size, flags=[*flags, *off])
+        with server as url:
+            figures = with_endpoint(url, measure)
+        rows.append({"side": side, **figures})
+        say(
+            f"{side:14} {figures['prefill_ms']:7.0f} ms {figures['warm_last_first_token_ms']:15.0f} ms"
+            f" {figures['warm_over_prefill']:11.3f} {figures['warm_novel_tokens']:11.0f}"
+            f" {figures['cold_novel_tokens']:11.0f}"
+        )
+    write_json(args.json, {"machine": machine(), "llama_server": str(baseline), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Interference: warm 16-token steps of one run while another run prefills 6,000 tokens.
+
+Four phases a server, each on prompts nobody has sent before:
+
+1. steps alone, half a second apart: their p95, and their sum
+2. the prefill alone
+3. both: steps half a second apart for as long as a prefill is in flight (more prefills until there are enough steps)
+4. both, steps back to back: what the prefill still gets (its share is its time alone over its time here)
+
+Targets: p95 in 3 at most twice that of 1; wall time of 3 at most 1.1 x (prefill alone + its steps alone).
+A server that makes steps wait for a whole prefill yields few steps a prefill, so the baseline gets its own, smaller
+number of prefills (`--baseline-prefills`): each of its samples is one wait.
+
+    python benchmarks/interference.py [--steps 40] [--json OUT]
+"""
+
+import argparse
+import asyncio
+import functools
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import servers
+from measure import complete, machine, percentile, say, with_endpoint, write_json
+from trunkline.bench.client import Endpoint
+from trunkline.bench.filler import Filler
+
+SLOTS, CTX, HOST_MIB = 4, 8192, 512
+PREFILL_TOKENS, BASE_TOKENS, STEP_INPUT, STEP_OUTPUT = 6000, 400, 8, 16
+PAUSE_S = 0.5
+
+
+@dataclass
+class Steps:
+    """One run of short steps: its prompt grows by a few filler tokens a step. `ms` are the latencies."""
+
+    endpoint: Endpoint
+    model: str
+    name: str
+    filler: Filler = field(default_factory=Filler)
+    prompt: list[int] = field(default_factory=list)
+    ms: list[float] = field(default_factory=list)
+
+    async def warm(self) -> None:
+        """Send the base prompt, so that every step extends something known."""
+        self.prompt = self.filler.tokens(self.name, [0], BASE_TOKENS, "", 0)
+        await complete(self.endpoint, self.model, self.prompt, 1)
+
+    async def step(self) -> None:
+        """One timed step."""
+        self.prompt = self.prompt + self.filler.tokens(self.name, [1 + len(self.ms)], STEP_INPUT, "", 0)
+        reply = await complete(self.endpoint, self.model, self.prompt, STEP_OUTPUT)
+        self.ms.append(reply.latency_ms)
+
+
+@dataclass
+class Both:
+    """A phase where steps and prefills overlap."""
+
+    steps: Steps
+    prefill_ms: list[float] = field(default_factory=list)
+    wall_s: float = 0.0
+
+
+async def alone(endpoint: Endpoint, model: str, count: int) -> Steps:
+    """Phase 1."""
+    steps = Steps(endpoint, model, "alone")
+    await steps.warm()
+    for _ in range(count):
+        await steps.step()
+        await asyncio.sleep(PAUSE_S)
+    return steps
+
+
+async def prefill(endpoint: Endpoint, model: str, name: str) -> float:
+    """Prefill a new prompt; milliseconds to its first token."""
+    reply = await complete(endpoint, model, Filler().tokens(name, [0], PREFILL_TOKENS, "", 0), 1)
+    return reply.ttft_ms or reply.latency_ms
+
+
+async def both(endpoint: Endpoint, model: str, name: str, pause_s: float, least_steps: int, most: int) -> Both:
+    """Phases 3 and 4: steps beside prefills, one after another, until there are `least_steps` or `most` prefills."""
+    phase = Both(Steps(endpoint, model, f"{name} steps"))
+    await phase.steps.warm()
+    while len(phase.prefill_ms) < most and (not phase.prefill_ms or len(phase.steps.ms) < least_steps):
+        began = time.perf_counter()
+        running = asyncio.create_task(prefill(endpoint, model, f"{name} {len(phase.prefill_ms)}"))
+        await asyncio.sleep(0.25)  # let the prefill begin: this is about steps that meet it
+        while not running.done():
+            await phase.steps.step()
+            await asyncio.wait([running], timeout=pause_s)
+        phase.prefill_ms.append(await running)
+        phase.wall_s += time.perf_counter() - began
+    return phase
+
+
+async def measure(endpoint: Endpoint, model: str, count: int, prefills: int) -> dict[str, Any]:
+    """All phases on one server."""
+    first = await alone(endpoint, model, count)
+    prefill_ms = await prefill(endpoint, model, "prefill alone")
+    apart = await both(endpoint, model, "apart", PAUSE_S, count, prefills)
+    packed = await both(endpoint, model, "packed", 0.0, 1, 1)
+    p95_alone, p95 = percentile(first.ms, 95), percentile(apart.steps.ms, 95)
+    mean_alone_ms = sum(first.ms) / len(first.ms)
+    ideal_s = len(apart.prefill_ms) * prefill_ms / 1e3 + len(apart.steps.ms) * mean_alone_ms / 1e3
+    return {
+        "step_alone_ms": {"count": len(first.ms), "p50": percentile(first.ms, 50), "p95": p95_alone},
+        "prefill_alone_s": prefill_ms / 1e3,
+        "step_beside_ms": {"count": len(apart.steps.ms), "p50": percentile(apart.steps.ms, 50), "p95": p95},
+        "prefills_beside_s": [ms / 1e3 for ms in apart.prefill_ms],
+        "p95_ratio": p95 / p95_alone,
+        "wall_s": apart.wall_s,
+        "wall_ratio": apart.wall_s / ideal_s,
+        "back_to_back": {
+            "steps": len(packed.steps.ms),
+            "p95_ms": percentile(packed.steps.ms, 95),
+            "prefill_s": packed.prefill_ms[0] / 1e3,
+            "prefill_share": prefill_ms / packed.prefill_ms[0],
+            "wall_ratio": packed.wall_s / (prefill_ms / 1e3 + len(packed.steps.ms) * mean_alone_ms / 1e3),
+        },
+    }
+
+
+def show(side: str, found: dict[str, Any]) -> None:
+    """One server's figures for people."""
+    one, beside, packed = found["step_alone_ms"], found["step_beside_ms"], found["back_to_back"]
+    say(f"--- {side}")
+    say(f"steps alone          p50 {one['p50']:.0f} ms, p95 {one['p95']:.0f} ms ({one['count']})")
+    say(f"prefill alone        {found['prefill_alone_s']:.1f} s")
+    say(f"steps beside         p50 {beside['p50']:.0f} ms, p95 {beside['p95']:.0f} ms ({beside['count']})")
+    say(f"p95 beside / alone   {found['p95_ratio']:.2f}")
+    say(f"wall / ideal         {found['wall_ratio']:.2f} ({found['wall_s']:.1f} s)")
+    say(f"back to back         {packed['steps']} steps, p95 {packed['p95_ms']:.0f} ms")
+    say(f"  wall / ideal       {packed['wall_ratio']:.2f}")
+    say(f"  its prefill        {packed['prefill_s']:.1f} s: {packed['prefill_share']:.0%} of its speed alone")
+
+
+def main() -> None:
+    """Measure ours, then llama-server."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    servers.add_arguments(parser)
+    parser.add_argument("--steps", type=int, default=40, help="least number of steps a phase (default: %(default)s)")
+    parser.add_argument("--baseline-prefills", type=int, default=2, help="prefills of phase 3 (default: %(default)s)")
+    parser.add_argument("--only", choices=["trunkline", "llama-server"], help="measure one side")
+    args = parser.parse_args()
+    model, baseline = servers.find_model(args), servers.baseline_settings(args)
+    size: dict[str, int] = {"slots": SLOTS, "ctx": CTX, "host_mib": HOST_MIB}
+    result: dict[str, Any] = {"machine": machine(), "llama_server": str(baseline)}
+    for side in ("trunkline", "llama-server"):
+        if args.only not in (None, side):
+            continue
+        if side == "trunkline":
+            server, prefills = servers.trunkline_server(model, **size, flags=args.serve_flags.split()), 10
+        else:
+            server = servers.llama_server(servers.find_llama_server(args), model, baseline, **size)
+            prefills = args.baseline_prefills
+        with server as url:
+            found = with_endpoint(url, functools.partial(measure, count=args.steps, prefills=prefills))
+        show(side, found)
+        result[side] = found
+    write_json(args.json, result)
+
+
+if __name__ == "__main__":
+    main()
