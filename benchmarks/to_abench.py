@@ -68,9 +68,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, help="at most this many")
     args = parser.parse_args(argv)
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
-    sessions = list(fitting((convert(run, tokenizer) for run in read_lmcache(args.trace)), args.max_context))[
-        : args.runs
-    ]
+    converted = (convert(run, tokenizer) for run in read_lmcache(args.trace))
+    sessions = list(islice(fitting(converted, args.max_context), args.runs))
     args.out.write_text("".join(json.dumps(session) + "\n" for session in sessions))
     print(f"{len(sessions)} sessions, {sum(len(session['turns']) for session in sessions)} turns in {args.out}")
 
