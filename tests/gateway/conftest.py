@@ -1,7 +1,6 @@
 """A gateway in front of a scripted executor, served by uvicorn on a free port."""
 
 import asyncio
-import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -12,10 +11,12 @@ import httpx
 import pytest
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.gateway.scripted import ScriptedExecutor
 from trunkline.gateway.app import build_app
 from trunkline.gateway.records import RunRecords
+from trunkline.gateway.server import listen
 from trunkline.gateway.settings import GatewaySettings
 
 
@@ -23,7 +24,6 @@ from trunkline.gateway.settings import GatewaySettings
 class Served:
     """One running gateway and what stands behind it."""
 
-    url: str
     port: int
     app: Starlette
     executor: ScriptedExecutor
@@ -45,19 +45,54 @@ class Served:
 Serve = Callable[..., Served]
 
 
+class Host:
+    """A uvicorn server in a thread, serving whichever application a test puts into `app`: starting one takes long."""
+
+    def __init__(self) -> None:
+        self.app: ASGIApp | None = None
+        self._listener = listen("127.0.0.1", 0)
+        self.port: int = self._listener.getsockname()[1]
+        self._server = uvicorn.Server(uvicorn.Config(self, log_level="warning", lifespan="off"))
+        started: Future[asyncio.AbstractEventLoop] = Future()
+
+        async def serve() -> None:
+            started.set_result(asyncio.get_running_loop())
+            await self._server.serve(sockets=[self._listener])
+
+        self._thread = Thread(target=lambda: asyncio.run(serve()))
+        self._thread.start()
+        self.loop = started.result()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self.app is not None
+        await self.app(scope, receive, send)
+
+    def stop(self) -> None:
+        """Stop the server."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._listener.close()
+
+
+@pytest.fixture(scope="session")
+def idle_hosts() -> Iterator[list[Host]]:
+    """Hosts that no test uses at the moment."""
+    hosts: list[Host] = []
+    yield hosts
+    for host in hosts:
+        host.stop()
+
+
 @pytest.fixture
-def serve() -> Iterator[Serve]:
-    """Start gateways with given settings; all are stopped at the end."""
-    stops: list[Callable[[], None]] = []
+def serve(idle_hosts: list[Host]) -> Iterator[Serve]:
+    """Start gateways with given settings; all are stopped at the end of the test."""
+    yield from _serving(idle_hosts)
 
-    def start(**settings: Any) -> Served:
-        served, stop = _start(GatewaySettings(**settings))
-        stops.append(stop)
-        return served
 
-    yield start
-    for stop in stops:
-        stop()
+@pytest.fixture(scope="module")
+def serve_module(idle_hosts: list[Host]) -> Iterator[Serve]:
+    """As `serve`, for a whole module."""
+    yield from _serving(idle_hosts)
 
 
 @pytest.fixture
@@ -66,31 +101,29 @@ def gateway(serve: Serve) -> Served:
     return serve()
 
 
-def _start(settings: GatewaySettings) -> tuple[Served, Callable[[], None]]:
-    records = RunRecords(None)
-    executor = ScriptedExecutor(records.turn)
-    app = build_app(executor, records, settings)
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
-    started: Future[asyncio.AbstractEventLoop] = Future()
+def _serving(idle_hosts: list[Host]) -> Iterator[Serve]:
+    used: list[tuple[Host, Served]] = []
 
-    async def serve_forever() -> None:
-        started.set_result(asyncio.get_running_loop())
-        await server.serve(sockets=[listener])
+    def start(**settings: Any) -> Served:
+        host = idle_hosts.pop() if idle_hosts else Host()
+        records = RunRecords(None)
+        executor = ScriptedExecutor(records.turn)
+        app = host.app = build_app(executor, records, GatewaySettings(**settings))
+        client = httpx.Client(base_url=f"http://127.0.0.1:{host.port}", timeout=30)
+        served = Served(host.port, app, executor, records, client, host.loop)
+        used.append((host, served))
+        return served
 
-    thread = Thread(target=lambda: asyncio.run(serve_forever()))
-    thread.start()
-    loop = started.result()
-    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
-    served = Served(str(client.base_url), port, app, executor, records, client, loop)
+    yield start
+    for host, served in used:
+        served.client.close()
+        asyncio.run_coroutine_threadsafe(_land(served), host.loop).result()
+        served.records.close()
+        idle_hosts.append(host)
 
-    def stop() -> None:
-        client.close()
-        server.should_exit = True
-        thread.join()
-        listener.close()
-        records.close()
 
-    return served, stop
+async def _land(served: Served) -> None:
+    """Stop what a test left in flight."""
+    await served.app.state.flights.drain(0)
+    while len(served.app.state.flights):
+        await asyncio.sleep(0)

@@ -79,10 +79,12 @@ class ScriptedExecutor:
         if any(message["content"] == "refuse me" for message in messages):
             raise TemplateError("roles must alternate")
         tools = "".join(f"<tool {tool['function']['name']}>" for tool in options.get("tools", ()))
-        return tools + "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>"
+        text = tools + "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        return text + "<assistant>" if options.get("add_generation_prompt", True) else text
 
     def tokenize(self, text: str, *, salt: str, bos: bool = True) -> Ints:
         tokens = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+        bos = bos and not text.startswith("<")  # what the template below writes counts as its own BOS
         return np.concatenate([np.array([BOS], np.int32), tokens]) if bos else tokens
 
     def detokenize(self, tokens: Sequence[int]) -> str:

@@ -1,6 +1,7 @@
 """The gateway as an ASGI application: routes, API keys, one error shape, request counts."""
 
 import hmac
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -18,11 +19,11 @@ from trunkline.gateway.errors import (
     CLIENT_GONE_STATUS,
     ApiError,
     ClientGone,
+    Internal,
     Unauthorized,
     api_error_response,
     client_gone_response,
     http_exception_response,
-    internal_error_response,
 )
 from trunkline.gateway.executor import Executor
 from trunkline.gateway.flights import Flights
@@ -34,6 +35,8 @@ from trunkline.gateway.records import RunRecords
 from trunkline.gateway.runs import Runs
 from trunkline.gateway.settings import GatewaySettings
 
+log = logging.getLogger("trunkline.gateway")
+
 OPEN_PATHS = frozenset({"/health", "/metrics"})
 """Paths that need no API key."""
 
@@ -41,7 +44,8 @@ OPEN_PATHS = frozenset({"/health", "/metrics"})
 def build_app(executor: Executor, records: RunRecords, settings: GatewaySettings) -> Starlette:
     """The application. The executor's sink must be `records.turn`; both outlive the application.
 
-    `app.state.flights.drain(timeout_s)` stops it gracefully. The application's own shutdown aborts what is left.
+    `app.state.flights.drain(timeout_s)` stops it gracefully (`server.run_server` does); what is left when the
+    application itself shuts down is aborted.
     """
     flights = Flights(settings)
     metrics = Metrics(executor)
@@ -67,12 +71,12 @@ def build_app(executor: Executor, records: RunRecords, settings: GatewaySettings
             ApiError: api_error_response,
             ClientGone: client_gone_response,
             HTTPException: http_exception_response,
-            Exception: internal_error_response,
         },
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
     app.state.flights = flights
+    app.state.settings = settings
     return app
 
 
@@ -122,9 +126,15 @@ class Edge:
             await self._app(scope, receive, noting_status)
         except Unauthorized as refusal:
             await refusal.response()(scope, receive, noting_status)
-        except Exception:
-            status = 500  # answered further out
-            raise
+        except Exception as bug:
+            # Answered here: Starlette's own handler raises on, and the server would cut a connection that is in use.
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            if status != CLIENT_GONE_STATUS:
+                raise
+            internal = Internal(
+                f"The server failed ({type(bug).__name__}). This is a bug: its log has the traceback; please report it."
+            )
+            await internal.response()(scope, receive, noting_status)
         finally:
             route = scope.get("route")
             path = route.path if isinstance(route, Route) else "unknown"

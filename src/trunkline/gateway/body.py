@@ -39,7 +39,6 @@ REFUSED_FIELDS = {
     "suffix": "insertion is not served; put everything the model may see into `prompt`",
     "prompt_embeds": "embeddings are not served; send text or token ids in `prompt`",
     "use_beam_search": "beam search is not served; sample with `n`",
-    "continue_final_message": "the last message cannot be continued; send the text to `/v1/completions`",
     "chat_template": "the model's own template is used; render yours and send the text to `/v1/completions`",
     "structured_outputs": "constrained output is not served; ask for the format in the prompt",
     "guided_json": "constrained output is not served; ask for the format in the prompt",

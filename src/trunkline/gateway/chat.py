@@ -54,9 +54,16 @@ class ChatDialect:
         ends, end_tokens = stops(body, settings), stop_tokens(body, model.vocab_size)
         logprobs = _logprobs(body, settings.max_top_logprobs)
         asked_tokens = _max_tokens(body)
-        text = render(executor, body.messages, body.tools, body.chat_template_kwargs, body.add_generation_prompt)
+        text = render(
+            executor,
+            body.messages,
+            body.tools,
+            body.chat_template_kwargs,
+            body.add_generation_prompt,
+            body.continue_final_message,
+        )
         salt = salt_of(scope, body.cache_salt)
-        tokens = executor.tokenize(text, salt=salt, bos=False)  # a template writes its own
+        tokens = executor.tokenize(text, salt=salt, bos=True)
         limit = completion_limit(model.max_model_len, len(tokens), asked_tokens, default=None, param="messages")
         prompt = TurnRequest(
             salt=salt,

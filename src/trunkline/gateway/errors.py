@@ -263,10 +263,3 @@ def _methods_at(request: Request) -> set[str]:
         if match is not Match.NONE:
             methods |= getattr(route, "methods", None) or set()
     return methods
-
-
-async def internal_error_response(request: Request, error: Exception) -> Response:
-    """Handler for anything else; Starlette raises it on, so that the server logs it."""
-    return Internal(
-        f"The server failed ({type(error).__name__}). This is a bug: its log has the traceback; please report it."
-    ).response()

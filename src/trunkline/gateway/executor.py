@@ -28,6 +28,7 @@ class Executor(Protocol):
     def tokenize(self, text: str, *, salt: str, bos: bool = True) -> Ints:
         """Token ids of `text`; where it repeats text that a turn of `salt` generated, that turn's own tokens.
 
+        `bos` puts the beginning token in front, if the model wants one and `text` does not begin with it.
         Control tokens written out in `text` are recognised. Thread-safe.
         """
 

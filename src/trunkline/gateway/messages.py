@@ -9,14 +9,16 @@ from trunkline.wire.openai import ContentPart, Message
 
 ROLES = {
     "system": "system",
-    "developer": "system",  # OpenAI's newer name; templates know the older
+    "developer": "developer",
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
     "function": "tool",
 }
 
-RESERVED_OPTIONS = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+RESERVED_OPTIONS = frozenset(
+    {"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"}
+)
 """Template variables that are not the client's to set through `chat_template_kwargs`."""
 
 
@@ -26,15 +28,15 @@ def render(
     tools: Sequence[Mapping[str, Any]] | None,
     template_kwargs: Mapping[str, Any] | None,
     add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
 ) -> str:
-    """The prompt text of a chat. Raises `InvalidRequest` or one of its kinds."""
+    """The prompt text of a chat. Raises `InvalidRequest` or one of its kinds.
+
+    The last two are vLLM's: whether the prompt ends where the model's next message begins (it does unless told), or
+    inside the last message, for the model to go on with.
+    """
     if not messages:
         raise InvalidRequest("messages must hold at least one message.", param="messages")
-    if add_generation_prompt is False:
-        raise Unsupported(
-            "`add_generation_prompt` is not supported when false: every prompt ends where the model's answer begins.",
-            param="add_generation_prompt",
-        )
     options = dict(template_kwargs or {})
     reserved = RESERVED_OPTIONS.intersection(options)
     if reserved:
@@ -44,6 +46,10 @@ def render(
         )
     if tools:
         options["tools"] = list(tools)
+    if add_generation_prompt is not None:
+        options["add_generation_prompt"] = add_generation_prompt
+    if continue_final_message is not None:
+        options["continue_final_message"] = continue_final_message
     try:
         return executor.render_chat([_for_template(at, message) for at, message in enumerate(messages)], options)
     except TemplateError as error:

@@ -92,11 +92,18 @@ class Meta:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
         if body.messages is not None:
-            generation = body.add_generation_prompt
-            text = render(executor, body.messages, body.tools, body.chat_template_kwargs, generation)
-            return executor.tokenize(text, salt=salt, bos=bool(body.add_special_tokens))
-        assert body.prompt is not None
-        return executor.tokenize(body.prompt, salt=salt, bos=body.add_special_tokens is not False)
+            text = render(
+                executor,
+                body.messages,
+                body.tools,
+                body.chat_template_kwargs,
+                body.add_generation_prompt,
+                body.continue_final_message,
+            )
+        else:
+            assert body.prompt is not None
+            text = body.prompt
+        return executor.tokenize(text, salt=salt, bos=body.add_special_tokens is not False)
 
     async def detokenize(self, request: Request) -> Response:
         """`POST /detokenize`."""

@@ -27,6 +27,9 @@ ENGINE_COUNTERS = {
 }
 """Engine counters that exist from 0, whatever the executor reports."""
 
+ENGINE_GAUGES = ("running", "waiting", "kv_used_fraction")
+"""Engine gauges that exist from 0."""
+
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_1_0_0
 
 
@@ -130,7 +133,7 @@ class _Engine:
         self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        values = dict.fromkeys(ENGINE_COUNTERS, 0.0) | dict(self._executor.gauges())
+        values = dict.fromkeys((*ENGINE_COUNTERS, *ENGINE_GAUGES), 0.0) | dict(self._executor.gauges())
         for key, value in sorted(values.items()):
             name = f"trunkline_{key}"
             if key.endswith("_total"):
@@ -163,7 +166,7 @@ class _Engine:
             counter.add_metric(list(model.values()), value)
             yield counter
         # KV is kept by the token here, so a block is one token.
-        config = {"engine": "0", "block_size": "1", "num_gpu_blocks": str(int(values.get("kv_tokens", 0)))}
+        config = {"engine": "0", "block_size": "1", "num_gpu_blocks": str(int(values.get("kv_capacity_tokens", 0)))}
         info = GaugeMetricFamily("vllm:cache_config_info", "As vLLM reports it.", labels=list(config))
         info.add_metric(list(config.values()), 1.0)
         yield info

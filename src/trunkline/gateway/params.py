@@ -4,10 +4,9 @@ import math
 from collections.abc import Sequence
 
 from trunkline.gateway.errors import ContextOverflow, InvalidRequest, ModelNotFound
-from trunkline.wire.turns import ModelInfo
 from trunkline.gateway.settings import GatewaySettings
 from trunkline.wire.openai import GenerationBody
-from trunkline.wire.turns import Sampling
+from trunkline.wire.turns import ModelInfo, Sampling
 
 UNBOUNDED = math.inf
 MAX_TOKENS = 2**31 - 1

@@ -121,14 +121,15 @@ def connect(path: Path | None) -> sqlite3.Connection:
     """A connection for writing, the schema made or checked. `path` None keeps everything in memory."""
     with _opening(path):
         connection = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA journal_mode = WAL")
-        # A killed process loses nothing that was committed; a power cut may lose the last commits, never the file.
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA foreign_keys = ON")
-        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'schema'").fetchone():
-            version = f"INSERT INTO schema VALUES ({SCHEMA_VERSION});"
-            connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {version} COMMIT;")
-        _check_version(connection, path)
+        with _closing_on_error(connection):
+            connection.execute("PRAGMA journal_mode = WAL")
+            # A killed process loses nothing that was committed; a power cut may lose the last commits, never the file.
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA foreign_keys = ON")
+            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'schema'").fetchone():
+                version = f"INSERT INTO schema VALUES ({SCHEMA_VERSION});"
+                connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {version} COMMIT;")
+            _check_version(connection, path)
     return connection
 
 
@@ -138,7 +139,8 @@ def open_reader(path: Path) -> "RunReader":
         raise FileNotFoundError(f"{path} does not exist; no server has kept records there yet.")
     with _opening(path):
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
-        _check_version(connection, path)
+        with _closing_on_error(connection):
+            _check_version(connection, path)
     return RunReader(connection, Lock())
 
 
@@ -152,10 +154,18 @@ def _opening(path: Path | None) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def _closing_on_error(connection: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
+
+
 def _check_version(connection: sqlite3.Connection, path: Path | None) -> None:
     (version,) = connection.execute("SELECT coalesce(max(version), 0) FROM schema").fetchone()
     if version > SCHEMA_VERSION:
-        connection.close()
         raise NewerSchema(
             f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}; "
             "upgrade trunkline or choose another --data-dir."

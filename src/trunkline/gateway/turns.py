@@ -69,6 +69,7 @@ class Turns:
         self.meter = Meter(tuple(len(prompt.tokens) for prompt in prompts), n)
         self.streams: list[Stream] = []
         self.accepted: list[Accepted] = []
+        self.settled = False
         self._open: list[tuple[RunKey, bool]] = []
 
     def __len__(self) -> int:
@@ -121,17 +122,13 @@ class Turns:
         return event
 
     async def settle(self) -> None:
-        """All turns ended: return once their records, and their runs' states, are visible."""
-        self.leave()
-        await self._gateway.records.committed()
-
-    def leave(self) -> None:
-        """The turns are over, however they ended. May be called twice."""
+        """The turns are over: return once their records, and their runs' states, are visible."""
+        self.settled = True
         for key, final in self._open:
             self._gateway.active.leave(key)
             if final:
                 self._gateway.records.finish(key)
-        self._open.clear()
+        await self._gateway.records.committed()
 
 
 @asynccontextmanager
@@ -156,7 +153,8 @@ async def open_turns(gateway: Gateway, prompts: Sequence[TurnRequest], n: int) -
     finally:
         for stream in turns.streams:
             await stream.aclose()
-        turns.leave()
+        if not turns.settled:
+            await turns.settle()
 
 
 def _branch(prompt: TurnRequest, parent: str, choice: int) -> TurnRequest:
