@@ -50,7 +50,6 @@ def test_a_stream_of_short_steps_leaves_a_long_prefill_its_share() -> None:
     assert long in engine.jobs, "the prefill lasts longer than the steps"
     withheld_ms = DEFER_BUDGETS * engine.settings.step_budget_ms
     assert prefill_ms + withheld_ms >= engine.settings.prefill_share * (engine.now_ms - begun_ms)
-    assert prefill_ms >= 0.2 * (engine.now_ms - begun_ms)
 
 
 def test_a_slice_never_exceeds_the_step_budget() -> None:

@@ -1,0 +1,36 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo serve test check bench clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	@echo "Installing; llama.cpp is compiled once, which takes a few minutes."
+	$(BIN)/pip install --quiet --editable '.[smollm2,demo,test]'
+	@touch $(STAMP)
+
+demo: install
+	$(BIN)/python scripts/demo.py
+
+serve: install
+	$(BIN)/trunkline serve
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python scripts/structure.py
+
+test: check
+	$(BIN)/pytest
+
+bench: install
+	$(BIN)/python benchmarks/all.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
