@@ -1,0 +1,129 @@
+"""Run records as text tables for a terminal: what `trunkline runs` and `trunkline run ID` print."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from trunkline.wire.records import MissRow, RunRow, RunView, TurnRow
+
+GAP = "  "
+NOTHING = "-"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int] = (0,)) -> str:
+    """Aligned columns with a rule under the header. Columns in `left` are text, the others are numbers."""
+    header, rows = list(header), [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = (
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return GAP.join(aligned).rstrip()
+
+    return "\n".join([line(header), line(["-" * width for width in widths]), *map(line, rows)])
+
+
+def runs_table(runs: Sequence[RunRow]) -> str:
+    """One line a run, in the given order."""
+    if not runs:
+        return "no runs yet"
+    header = ("run", "state", "turns", "prompt", "cached", "hit", "reuse", "out", "last turn", "node", "parent", "name")
+    rows = [
+        (
+            run.id,
+            run.state,
+            str(run.turns),
+            f"{run.prompt_tokens:,}",
+            f"{run.cached_tokens:,}",
+            percent(run.cached_tokens, run.prompt_tokens),
+            percent(run.cached_tokens, run.reusable_tokens),
+            f"{run.completion_tokens:,}",
+            moment(run.last_at),
+            run.node or NOTHING,
+            run.parent or NOTHING,
+            run.name or NOTHING,
+        )
+        for run in runs
+    ]
+    return table(header, rows, left=(0, 1, 8, 9, 10, 11))
+
+
+def run_table(run: RunView) -> str:
+    """One run: what it is, a line a turn with the reason for every miss, and its sums."""
+    return "\n".join([*_heading(run), "", turns_table(run.turns), "", _sums(run)])
+
+
+def turns_table(turns: Sequence[TurnRow]) -> str:
+    """One line a turn. Times are milliseconds."""
+    if not turns:
+        return "no turns yet"
+    header = ("turn", "prompt", "cached", "novel", "out", "gap", "queue", "prefill", "decode", "total", "end", "misses")
+    rows = [
+        (
+            str(turn.index),
+            f"{turn.prompt_tokens:,}",
+            f"{turn.cached_tokens:,}",
+            f"{turn.novel_tokens:,}",
+            f"{turn.completion_tokens:,}",
+            milliseconds(turn.tool_gap_ms),
+            milliseconds(turn.queue_ms),
+            milliseconds(turn.prefill_ms),
+            milliseconds(turn.decode_ms),
+            milliseconds(turn.latency_ms),
+            turn.finish_reason,
+            misses(turn.misses),
+        )
+        for turn in turns
+    ]
+    return table(header, rows, left=(10, 11))
+
+
+def misses(rows: Sequence[MissRow]) -> str:
+    """Tokens and reason of every miss, with its detail."""
+    if not rows:
+        return NOTHING
+    return "; ".join(f"{row.tokens:,} {row.reason}{f' ({row.detail})' if row.detail else ''}" for row in rows)
+
+
+def printable(text: str) -> str:
+    """`text` without what could steer a terminal: names and details come from clients."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def percent(part: int, whole: int) -> str:
+    """`part` of `whole`, rounded down, so that 100% means all of it."""
+    return NOTHING if whole == 0 else f"{100 * part // whole}%"
+
+
+def milliseconds(value: float | None) -> str:
+    """Whole milliseconds."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def moment(at: float) -> str:
+    """Unix seconds as local date and time."""
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _heading(run: RunView) -> list[str]:
+    named = f" ({run.name})" if run.name else ""
+    lines = [f"run {run.id}{named}: {run.state}, on {run.node or 'no node yet'}, named by {run.origin}"]
+    if run.parent:
+        lines.append(f"branch of {run.parent}")
+    if run.children:
+        lines.append(f"branches: {', '.join(run.children)}")
+    if run.objective:
+        lines.append(f"objective: {run.objective}")
+    lines.append(f"from {moment(run.started_at)} to {moment(run.last_at)}")
+    return [printable(line) for line in lines]
+
+
+def _sums(run: RunView) -> str:
+    sums = run.totals
+    return (
+        f"{sums.turns} turns, {sums.prompt_tokens:,} prompt tokens, {sums.cached_tokens:,} cached "
+        f"({percent(sums.cached_tokens, sums.prompt_tokens)} of the prompts, "
+        f"{percent(sums.cached_tokens, sums.reusable_tokens)} of what was reusable), "
+        f"{sums.completion_tokens:,} generated, {sums.cost_usd:.4f} USD"
+    )
