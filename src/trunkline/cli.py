@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import socket
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import uvicorn
 
 from trunkline import __version__, config
 from trunkline.bench import command as bench
@@ -27,6 +25,7 @@ from trunkline.engine.threads import Threads
 from trunkline.gateway.app import build_app
 from trunkline.gateway.records import RunRecords
 from trunkline.gateway.rundb import RecordsError, RunReader, open_reader
+from trunkline.gateway.server import listen, run_server
 from trunkline.gateway.settings import GatewaySettings
 from trunkline.wire import tables
 
@@ -188,22 +187,16 @@ def _listen(settings: ServeSettings, engine: EmbeddedEngine, records: RunRecords
         max_body_bytes=settings.max_body_bytes,
         drain_timeout_s=settings.drain_timeout_s,
     )
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((settings.host, settings.port))
+        listener = listen(settings.host, settings.port)
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another --port or --host"
         ) from error
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    address = f"http://{host}:{listener.getsockname()[1]}"
     app = build_app(engine, records, gateway)
-    uvicorn_config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=int(settings.drain_timeout_s)
-    )
-    host = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
-    print(f"trunkline: ready on http://{host}:{listener.getsockname()[1]}", flush=True)
-    uvicorn.Server(uvicorn_config).run(sockets=[listener])
+    run_server(app, listener, lambda: print(f"trunkline: ready on {address}", flush=True))
 
 
 def _summary(core: CoreSettings) -> str:
