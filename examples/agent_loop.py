@@ -39,7 +39,7 @@ class Agent:
         self.messages.append({"role": "user", "content": content})
         began = time.monotonic()
         reply = self.client.chat.completions.create(
-            model=self.model, messages=self.messages, max_tokens=ANSWER_TOKENS, temperature=0
+            model=self.model, messages=self.messages, max_tokens=ANSWER_TOKENS, temperature=0.7, seed=7
         )
         answer = reply.choices[0].message.content or ""
         self.messages.append({"role": "assistant", "content": answer})
@@ -104,6 +104,7 @@ def run_agent(client: OpenAI, folder: Path, turns: int) -> None:
 
 def run_sub_agent(agent: Agent, folder: Path, path: Path) -> str:
     """The sub-agent's task: two later parts of one file, then a summary, which is returned."""
+    time.sleep(0.2)  # it starts a moment after its parent went on, as a process of its own would
     lines = len(path.read_text(errors="replace").splitlines())
     for start in (lines // 3 + 1, 2 * lines // 3 + 1):
         agent.turn(*excerpt_turn(folder, path, start))
