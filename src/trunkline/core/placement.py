@@ -55,7 +55,7 @@ class Placement:
 
     # --- one turn ---------------------------------------------------------------------------------------------
 
-    def place(self, turn: Turn, others: list[Turn], ledger: Ledger, now_ms: float, *, spare: int) -> bool:
+    def place(self, turn: Turn, in_flight: list[Turn], ledger: Ledger, now_ms: float, *, spare: int) -> bool:
         """Give `turn` a slot, if `spare` idle slots would be left and nothing it needs is still being computed."""
         idle = [slot for slot in self._slots if slot.turn is None]
         if len(idle) <= spare:
@@ -63,13 +63,13 @@ class Placement:
         path = path_ids(turn.leaf)
         coverage = {slot.id: slot.covers(path) for slot in self._slots}
         live = self._live(turn, path, max(coverage.values()))
-        if self._worth_waiting(turn, path, live[-1].end if live else 0, others):
+        if self._worth_waiting(turn, path, live[-1].end if live else 0, in_flight):
             return False
         choice = min(
             (self._option(slot, turn, live, coverage, now_ms) for slot in idle),
             key=lambda pair: (pair[0], pair[1].slot.id),
         )[1]
-        protected = _paths([turn, *others])
+        protected = _paths(in_flight)
         if choice.load:
             choice = self._copy_out(choice, coverage, ledger, protected, now_ms)
         self._hand_over(choice, ledger, protected, now_ms)
@@ -93,11 +93,11 @@ class Placement:
         """An idle slot whose whole state is exactly this node's."""
         return next((s for s in self._slots if s.turn is None and s.leaf is node and s.held == node.end), None)
 
-    def _worth_waiting(self, turn: Turn, path: dict[NodeId, Node], live_tokens: int, others: list[Turn]) -> bool:
+    def _worth_waiting(self, turn: Turn, path: dict[NodeId, Node], live_tokens: int, in_flight: list[Turn]) -> bool:
         if self._settings.sharing is Sharing.OFF or turn.fact.needs_prompt_logits:
             return False
-        for other in others:
-            if other.phase is not Phase.PREFILL or other.fact.needs_prompt_logits:
+        for other in in_flight:
+            if other is turn or other.phase is not Phase.PREFILL or other.fact.needs_prompt_logits:
                 continue
             shared = common_ancestor(other.leaf, path)
             until = min(shared.end, turn.prompt_tokens - 1) if shared is not None else 0
@@ -229,11 +229,11 @@ class Placement:
             ledger.moves.append(Save(slot.id, tuple(pieces), release))
         return len(pieces) == len(nodes)
 
-    def checkpoint(self, turn: Turn, node: Node, others: list[Turn], ledger: Ledger, now_ms: float) -> None:
+    def checkpoint(self, turn: Turn, node: Node, in_flight: list[Turn], ledger: Ledger, now_ms: float) -> None:
         """Save the whole state of a turn's slot, which stands exactly at `node`'s end."""
         assert turn.slot is not None
         assert self._slots[turn.slot].held == node.end
-        self._save(self._slots[turn.slot], [node], ledger, _paths([turn, *others]), now_ms)
+        self._save(self._slots[turn.slot], [node], ledger, _paths(in_flight), now_ms)
 
     def dies(self, node: Node, reason: MissReason, ledger: Ledger, now_ms: float) -> None:
         """KV of `node` is given up; its runs are told."""

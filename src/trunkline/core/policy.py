@@ -141,10 +141,10 @@ class Core:
             return
         fcfs = self.state.settings.order is Order.FCFS
         keep_free = int(not fcfs and len(self.state.slots) > 1 and self._short_step_due(now_ms))
+        in_flight = list(self.state.turns.values())
         for turn in sorted(queued, key=self._rank):
             spare = 0 if self.state.scheduler.is_short(turn) else keep_free
-            others = [other for other in self.state.turns.values() if other is not turn]
-            if not self.state.placement.place(turn, others, ledger, now_ms, spare=spare):
+            if not self.state.placement.place(turn, in_flight, ledger, now_ms, spare=spare):
                 continue
             self._find_stops(turn)
             if turn.record.placed_ms is None:
@@ -176,8 +176,7 @@ class Core:
             stops = self._find_stops(turn)
             node = stops.get(turn.computed)
             if node is not None and not node.host:
-                others = [other for other in self.state.turns.values() if other is not turn]
-                self.state.placement.checkpoint(turn, node, others, ledger, now_ms)
+                self.state.placement.checkpoint(turn, node, list(self.state.turns.values()), ledger, now_ms)
 
     def _find_stops(self, turn: Turn) -> dict[int, Node]:
         """Where a prefill's slices must end: a token before the prompt does, and wherever another path forks off."""
