@@ -97,9 +97,13 @@ async def both(endpoint: Endpoint, model: str, name: str, pause_s: float, least_
 
 async def measure(endpoint: Endpoint, model: str, count: int, prefills: int) -> dict[str, Any]:
     """All phases on one server."""
+    say("  steps alone ...")
     first = await alone(endpoint, model, count)
+    say("  prefill alone ...")
     prefill_ms = await prefill(endpoint, model, "prefill alone")
+    say("  both, steps half a second apart ...")
     apart = await both(endpoint, model, "apart", PAUSE_S, count, prefills)
+    say("  both, steps back to back ...")
     packed = await both(endpoint, model, "packed", 0.0, 1, 1)
     p95_alone, p95 = percentile(first.ms, 95), percentile(apart.steps.ms, 95)
     mean_alone_ms = sum(first.ms) / len(first.ms)

@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -125,6 +126,7 @@ def _running(command: Sequence[str], port: int) -> Iterator[str]:
     """Run a server until the block ends; waits until it is healthy."""
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as log:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that being stopped stops the server too
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             _wait(process, url, command)
