@@ -142,13 +142,12 @@ def serve(args: argparse.Namespace) -> int:
 
 def core_settings(settings: ServeSettings, model: Model) -> CoreSettings:
     """Sizes for this model and machine: how long a context, how many slots. Raises `ConfigError`."""
-    per_token = max(1, model.kv_bytes_per_token)
     memory = config.machine_memory_bytes()
     budget = settings.kv_bytes if settings.kv_bytes is not None else memory // 4
     ctx = settings.ctx or min(model.n_ctx_train, DEFAULT_CTX)
-    while settings.ctx is None and ctx > 4096 and budget // (_padded(ctx) * per_token) < DEFAULT_SLOTS // 2:
+    while settings.ctx is None and ctx > 4096 and budget // _slot_bytes(model, ctx) < DEFAULT_SLOTS // 2:
         ctx //= 2
-    slot_bytes = _padded(ctx) * per_token
+    slot_bytes = _slot_bytes(model, ctx)
     limit = MAX_SLOTS if settings.kv_bytes is not None else DEFAULT_SLOTS
     count = min(limit, budget // slot_bytes)
     if count < 1:
@@ -160,7 +159,8 @@ def core_settings(settings: ServeSettings, model: Model) -> CoreSettings:
         slots=count,
         slot_tokens=ctx,
         host_bytes=settings.host_bytes if settings.host_bytes is not None else memory // 4,
-        bytes_per_token=per_token,
+        bytes_per_token=max(1, model.kv_bytes_per_token),
+        checkpoint_bytes=model.checkpoint_bytes,
         memory=MemoryKind.CUTTABLE if model.cuttable else MemoryKind.CHECKPOINTS,
         sharing=settings.sharing,
         eviction=settings.eviction,
@@ -168,6 +168,10 @@ def core_settings(settings: ServeSettings, model: Model) -> CoreSettings:
         step_budget_ms=settings.step_budget_ms,
         prefill_share=settings.prefill_share,
     )
+
+
+def _slot_bytes(model: Model, ctx: int) -> int:
+    return max(1, _padded(ctx) * model.kv_bytes_per_token + model.checkpoint_bytes)
 
 
 def _padded(ctx: int) -> int:
@@ -200,7 +204,7 @@ def _listen(settings: ServeSettings, engine: EmbeddedEngine, records: RunRecords
 
 
 def _summary(core: CoreSettings) -> str:
-    kv = core.slots * _padded(core.slot_tokens) * core.bytes_per_token
+    kv = core.slots * (_padded(core.slot_tokens) * core.bytes_per_token + core.checkpoint_bytes)
     return (
         f"{core.slots} slots of {core.slot_tokens} tokens ({kv / 1e9:.2f} GB of KV), "
         f"{core.host_bytes / 1e9:.2f} GB of host memory for remembered prefixes"

@@ -12,71 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trunkline.core.types import CoreSettings, EndReason, Ints, MemoryKind, Sharing
+from tests.engine.served import CTX, LENGTH, Served, make_settings
+from trunkline.core.types import Ints, Sharing
 from trunkline.engine.embedded import EmbeddedEngine
 from trunkline.engine.memory import Slots
-from trunkline.engine.model import Model, load_model
-from trunkline.engine.quantize import default_model
+from trunkline.engine.model import Model
 from trunkline.engine.sampling import Logits
-from trunkline.wire.records import TurnRow
-from trunkline.wire.turns import Delta, Ended, Failed, RunHint, Sampling, TurnRequest
-
-LENGTH = 16
-CTX = 1024
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    loaded = load_model(default_model(tmp_path_factory.mktemp("models"), lambda _: None))
-    yield loaded
-    loaded.close()
-
-
-def make_settings(model: Model, **changes: object) -> CoreSettings:
-    values: dict[str, object] = {
-        "slots": 4,
-        "slot_tokens": CTX,
-        "host_bytes": 400 * 10**6,
-        "bytes_per_token": model.kv_bytes_per_token,
-        "memory": MemoryKind.CUTTABLE if model.cuttable else MemoryKind.CHECKPOINTS,
-        "step_budget_ms": 50.0,
-    }
-    return CoreSettings(**(values | changes))  # type: ignore[arg-type]
-
-
-class Served:
-    """An engine with what it recorded."""
-
-    def __init__(self, model: Model, settings: CoreSettings) -> None:
-        self.rows: list[TurnRow] = []
-        self.slots = Slots(model, slots=settings.slots, slot_tokens=settings.slot_tokens)
-        self.engine = EmbeddedEngine(model, self.slots, settings, name="m", sink=self._sink)
-        self.engine.start()
-
-    def _sink(self, salt: str, run: str, parent: str | None, origin: str, row: TurnRow) -> None:
-        self.rows.append(row)
-
-    async def turn(self, tokens: Ints, run: str | None = None, length: int = LENGTH) -> list[int]:
-        request = TurnRequest(
-            salt="",
-            tokens=tokens,
-            text=None,
-            max_tokens=length,
-            hint=RunHint(run=run),
-            sampling=Sampling(temperature=0.0, ignore_eos=True),
-        )
-        generated: list[int] = []
-        async for event in self.engine.generate(request):
-            assert not isinstance(event, Failed), event
-            if isinstance(event, Delta):
-                generated += event.tokens
-            if isinstance(event, Ended):
-                assert event.reason is EndReason.LENGTH
-        return generated
-
-    def close(self) -> None:
-        self.engine.stop()
-        self.slots.close()
 
 
 def plain(slots: Slots, tokens: Ints, length: int, slice_tokens: int = 512) -> tuple[list[int], list[float]]:
@@ -136,16 +77,15 @@ def agents(engine: EmbeddedEngine, count: int) -> list[list[Ints]]:
 
 
 @pytest.fixture(scope="module")
-def reference(model: Model) -> Iterator[Slots]:
-    slots = Slots(model, slots=4, slot_tokens=CTX)
+def reference(smollm2: Model) -> Iterator[Slots]:
+    slots = Slots(smollm2, slots=4, slot_tokens=CTX)
     yield slots
     slots.close()
 
 
 @pytest.mark.parametrize("sharing", list(Sharing))
-def test_greedy_tokens_are_those_of_a_plain_loop(model: Model, reference: Slots, sharing: Sharing) -> None:
-    served = Served(model, make_settings(model, sharing=sharing))
-    try:
+def test_greedy_tokens_are_those_of_a_plain_loop(smollm2: Model, reference: Slots, sharing: Sharing) -> None:
+    with Served(smollm2, make_settings(smollm2, sharing=sharing)) as served:
         runs = agents(served.engine, 4)
 
         async def agent(prompts: list[Ints], name: str) -> list[list[int]]:
@@ -155,8 +95,6 @@ def test_greedy_tokens_are_those_of_a_plain_loop(model: Model, reference: Slots,
             return await asyncio.gather(*(agent(prompts, f"a{i}") for i, prompts in enumerate(runs)))
 
         answers = asyncio.run(together())
-    finally:
-        served.close()
     noise = batch_noise(reference, runs[0][0])
     assert 0 < noise < 2
     for prompts, generated in zip(runs, answers, strict=True):
@@ -170,17 +108,14 @@ def test_greedy_tokens_are_those_of_a_plain_loop(model: Model, reference: Slots,
     assert reused == (reusable if sharing is Sharing.TREE else 0)
 
 
-def test_a_run_parked_in_host_memory_goes_on_as_if_it_never_left(model: Model, reference: Slots) -> None:
-    served = Served(model, make_settings(model, slots=1))
-    try:
+def test_a_run_parked_in_host_memory_goes_on_as_if_it_never_left(smollm2: Model, reference: Slots) -> None:
+    with Served(smollm2, make_settings(smollm2, slots=1)) as served:
         runs = agents(served.engine, 3)
         answers = {}
         for turn in range(3):
             for agent, prompts in enumerate(runs):
-                answers[agent, turn] = asyncio.run(served.turn(prompts[turn], run=f"a{agent}"))
+                answers[agent, turn] = served.serve(prompts[turn], run=f"a{agent}")
         rows = list(served.rows)
-    finally:
-        served.close()
     noise = batch_noise(reference, runs[0][0])
     for (agent, turn), tokens in answers.items():
         expected, gaps = plain(reference, runs[agent][turn], LENGTH)

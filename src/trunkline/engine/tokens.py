@@ -14,6 +14,7 @@ import numpy as np
 from llama_cpp import llama_cpp as llama
 
 from trunkline.core.types import Ints
+from trunkline.engine.errors import ModelError
 
 NO_TOKENS: Ints = np.empty(0, np.int32)
 
@@ -57,6 +58,8 @@ class Vocabulary:
 
     def __init__(self, vocab: int) -> None:
         """`vocab` is a `llama_vocab_p`, which its model must outlive."""
+        if llama.llama_vocab_type(vocab) == llama.LLAMA_VOCAB_TYPE_NONE:
+            raise ModelError("the model's file has no tokenizer; serve a GGUF that has one")
         self._vocab = vocab
         self.size: int = llama.llama_vocab_n_tokens(vocab)
         attributes = [llama.llama_vocab_get_attr(vocab, token) for token in range(self.size)]
