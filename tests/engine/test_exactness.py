@@ -105,7 +105,11 @@ def test_greedy_tokens_are_those_of_a_plain_loop(smollm2: Model, reference: Slot
     reused = sum(row.cached_tokens for row in served.rows)
     reusable = sum(row.reusable_tokens for row in served.rows)
     assert reusable > 0
-    assert reused == (reusable if sharing is Sharing.TREE else 0)
+    if sharing is Sharing.TREE:
+        # Agents that arrive together do not wait for the few tokens that another is about to compute.
+        assert reused >= 0.99 * reusable
+    else:
+        assert reused == 0
 
 
 def test_a_run_parked_in_host_memory_goes_on_as_if_it_never_left(smollm2: Model, reference: Slots) -> None:
