@@ -131,10 +131,10 @@ class Slots:
         return int(context)
 
     def _learn_layout(self) -> KvLayout | None:
-        """Read the layout off the state of two tokens in slot 0; None if it is not one that can be cut."""
-        self.prefill(0, np.zeros(2, np.int32), last=True)
+        """Read the layout off the state of one token in slot 0; None if it is not one that can be cut."""
+        self.prefill(0, np.zeros(1, np.int32), last=True)
         try:
-            return KvLayout.learn(self._read(0), slot=0, streams=self.slots, tokens=2)
+            return KvLayout.learn(self._read(0), slot=0, streams=self.slots, tokens=1)
         except LayoutError as error:
             _log.warning("only whole turns of this model can be reused: %s", error)
             return None
@@ -228,7 +228,13 @@ class Slots:
         if self.kind is MemoryKind.CUTTABLE:
             llama_cpp.llama_memory_seq_rm(self._memory, slot, held, -1)
         if held and self._holds(slot, held):
-            return True
+            # A failed batch can leave a stream's next free cell at that of another stream (`prepare` in
+            # llama-kv-cache.cpp), so later tokens would leave a hole. Loading lays the cells out anew.
+            try:
+                self._write(slot, self._read(slot), held)
+                return True
+            except MemoryFault as fault:
+                _log.error("slot %d after a failed batch: %s", slot, fault)
         self.clear(slot)
         return held == 0
 
