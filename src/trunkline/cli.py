@@ -38,7 +38,7 @@ PAD_TOKENS = 256
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     try:
         return int(args.run(args))
     except (ConfigError, EngineError, RecordsError) as error:
@@ -50,14 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    root = argparse.ArgumentParser(
         prog="trunkline",
         description="Serve agent runs: an OpenAI-compatible server that caches, schedules and reports by run.",
         epilog="Start with `trunkline serve`, point an OpenAI client at http://127.0.0.1:8000/v1, see `trunkline runs`",
     )
-    parser.add_argument("--version", action="version", version=f"trunkline {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    root.add_argument("--version", action="version", version=f"trunkline {__version__}")
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands.add_parser("serve", help="serve a model to agents", description="Serve a model to agents."))
     runs = commands.add_parser("runs", help="list runs", description="List runs, the latest first.")
     runs.add_argument("--limit", type=int, default=20, help="how many (default: %(default)s)")
@@ -70,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("bench", help="replay agent runs against any OpenAI-compatible server")
     bench.add_arguments(replay)
     replay.set_defaults(run=bench.run)
-    return parser
+    return root
 
 
 # --- serve ----------------------------------------------------------------------------------------------------------
