@@ -10,6 +10,8 @@ sharing off.
 
 import argparse
 import asyncio
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import servers
@@ -21,13 +23,13 @@ BRANCHES, PREFIX_TOKENS, OWN_TOKENS, OUTPUT_TOKENS = 8, 2000, 8, 16
 SLOTS, CTX, HOST_MIB = BRANCHES, 4096, 512
 
 
-async def measure(endpoint: Endpoint, model: str) -> dict[str, float]:
+async def measure(endpoint: Endpoint, model: str, phases: Sequence[str]) -> dict[str, float]:
     """One server's figures. Times in ms; novel tokens are prompt less cached, summed over the branches."""
     filler = Filler()
     await complete(endpoint, model, filler.tokens("warm up", [0], 64, "", 0), 2)
     prefill = await complete(endpoint, model, filler.tokens("forks", [0], PREFIX_TOKENS, "", 0), 1)
     figures = {"prefill_ms": prefill.ttft_ms or prefill.latency_ms}
-    for name, block in (("warm", 0), ("cold", 1)):  # block 1 is another prefix, which nobody has sent before
+    for block, name in enumerate(phases):  # block 0 is the prefix just prefilled; nobody has sent block 1 before
         prompts = [filler.tokens("forks", [block], PREFIX_TOKENS, f"{n}", OWN_TOKENS) for n in range(BRANCHES)]
         replies = await asyncio.gather(*(complete(endpoint, model, prompt, OUTPUT_TOKENS) for prompt in prompts))
         figures[f"{name}_last_first_token_ms"] = max(reply.ttft_ms or reply.latency_ms for reply in replies)
@@ -45,15 +47,15 @@ def main() -> None:
     size: dict[str, int] = {"slots": SLOTS, "ctx": CTX, "host_mib": HOST_MIB}
     rows: list[dict[str, Any]] = []
     say(f"{'':14} {'prefill':>10} {'last first token':>18} {'of prefill':>11} {'novel warm':>11} {'novel cold':>11}")
-    for side in [*servers.sides(args, **size) * args.rounds, servers.sharing_off(args, **size)]:
+    off = servers.sharing_off(args, **size)
+    for side in [*servers.sides(args, **size) * args.rounds, off]:
+        phases = ("warm",) if side is off else ("warm", "cold")
         with side.start() as url:
-            figures = with_endpoint(url, measure)
+            figures = with_endpoint(url, functools.partial(measure, phases=phases))
         rows.append({"side": side.name, **figures})
-        say(
-            f"{side.name:14} {figures['prefill_ms']:7.0f} ms {figures['warm_last_first_token_ms']:15.0f} ms"
-            f" {figures['warm_over_prefill']:11.3f} {figures['warm_novel_tokens']:11.0f}"
-            f" {figures['cold_novel_tokens']:11.0f}"
-        )
+        novel = " ".join(f"{figures[f'{name}_novel_tokens']:11.0f}" for name in phases)
+        last, share = figures["warm_last_first_token_ms"], figures["warm_over_prefill"]
+        say(f"{side.name:14} {figures['prefill_ms']:7.0f} ms {last:15.0f} ms {share:11.3f} {novel}")
     write_json(args.json, {"machine": machine(), **servers.describe(args), "rows": rows})
 
 
