@@ -2,6 +2,7 @@
 
 from tests.core.helpers import make_engine, tokens
 from trunkline.core.facts import RunFinished
+from trunkline.core.runs import RunTable
 from trunkline.core.types import RunKey, RunState
 
 
@@ -79,3 +80,31 @@ def test_a_final_turn_finishes_the_run() -> None:
     run = engine.core.state.runs.get(RunKey("", "a"))
     assert run is not None
     assert run.state is RunState.FINISHED
+
+
+def test_a_run_that_waited_for_hours_is_presumed_over_until_it_returns() -> None:
+    engine = make_engine()
+    engine.serve(tokens(50), run="a")
+    engine.now_ms += 3 * 3_600_000
+    engine.serve(tokens(50, 1000), run="b")
+    run = engine.core.state.runs.get(RunKey("", "a"))
+    assert run is not None
+    assert run.state is RunState.FINISHED
+    record = engine.serve([*engine.histories["a"], 1], run="a")
+    assert (record.index, record.cached_tokens) == (1, 53)
+    assert run.state is RunState.WAITING  # type: ignore[comparison-overlap]
+
+
+def test_runs_that_nobody_ever_finishes_do_not_fill_memory() -> None:
+    engine = make_engine(slots=1, host_bytes=0, max_tree_symbols=1000)
+    for run in range(60):
+        engine.serve(tokens(100, 200 * run), run=f"r{run}", length=1)
+    assert engine.core.state.tree.symbols <= 1000
+
+
+def test_the_oldest_runs_are_forgotten_past_a_limit() -> None:
+    engine = make_engine()
+    engine.core.state.runs = RunTable(keep=10)
+    for run in range(30):
+        engine.serve(tokens(10, 50 * run), run=f"r{run}", length=1)
+    assert [run.key.run for run in engine.core.state.runs] == [f"r{run}" for run in range(20, 30)]

@@ -67,7 +67,7 @@ class Placement:
             return False
         choice = min(
             (self._option(slot, turn, live, coverage, now_ms) for slot in idle),
-            key=lambda pair: (pair[0], pair[1].slot.id),
+            key=lambda pair: (pair[0], pair[1].slot.held, pair[1].slot.id),
         )[1]
         protected = _paths(in_flight)
         if choice.load:

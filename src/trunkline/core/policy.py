@@ -77,7 +77,7 @@ class Core:
         short = self.state.settings.short_tokens
         if not run.finished and self.state.forecast.output_tokens(run.key, short + 1) <= short:
             self._due[run.key] = fact.at_ms
-        self.state.forget_dead()
+        self.state.tidy(fact.at_ms)
         return actions
 
     def _step_done(self, fact: StepDone) -> list[Action]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from trunkline.core.facts import TurnArrived
 from trunkline.core.prefix import Match, Node
@@ -36,10 +37,11 @@ class Run:
 
 
 class RunTable:
-    """Every open run, and the most recently used `keep` in all."""
+    """The most recently used `keep` runs. Both orders are by last use, so that the oldest is found at once."""
 
     def __init__(self, keep: int = 20_000) -> None:
         self._runs: dict[RunKey, Run] = {}
+        self._open: dict[RunKey, Run] = {}
         self._keep = keep
         self._next_seq = 0
 
@@ -57,7 +59,7 @@ class RunTable:
         """The run of that name, made now if it is new."""
         run = self._runs.get(key)
         if run is None:
-            run = self._runs[key] = Run(key, parent, origin, self._next_seq)
+            run = self._runs[key] = self._open[key] = Run(key, parent, origin, self._next_seq)
             self._next_seq += 1
         return run
 
@@ -99,8 +101,29 @@ class RunTable:
         if run.finished == finished:
             return
         run.finished = finished
+        if finished:
+            self._open.pop(run.key, None)
+        else:
+            self._open[run.key] = run
         if run.leaf is not None:
             _count(run.leaf, -1 if finished else 1)
+
+    def presume_finished(self, idle_since_ms: float) -> None:
+        """Close every run whose last turn ended before `idle_since_ms`. A turn that comes after all reopens it."""
+        for run in list(self._oldest_open()):
+            if run.ended_ms is None or run.ended_ms >= idle_since_ms:
+                return
+            self.set_finished(run, True)
+
+    def presume_oldest_finished(self) -> bool:
+        """Close the run that waited longest; False if none waits."""
+        run = next(self._oldest_open(), None)
+        if run is not None:
+            self.set_finished(run, True)
+        return run is not None
+
+    def _oldest_open(self) -> Iterator[Run]:
+        return (run for run in self._open.values() if not run.in_flight)
 
     def mark_prompt(self, run: Run, node: Node) -> None:
         """One of the run's prompts ends at `node`."""
@@ -109,13 +132,16 @@ class RunTable:
         run.prompt_leaf = node
 
     def touch(self, run: Run) -> list[Run]:
-        """Make `run` the most recently used; returns finished runs that are forgotten for it."""
+        """Make `run` the most recently used; returns the runs that are forgotten for it."""
         self._runs[run.key] = self._runs.pop(run.key)
-        forgotten: list[Run] = []
-        if len(self._runs) > self._keep:
-            excess = len(self._runs) - self._keep
-            forgotten = [r for r in self._runs.values() if r.finished and not r.in_flight][:excess]
+        if not run.finished:
+            self._open[run.key] = self._open.pop(run.key)
+        excess = len(self._runs) - self._keep
+        if excess <= 0:
+            return []
+        forgotten = list(islice((old for old in self._runs.values() if not old.in_flight), excess))
         for old in forgotten:
+            self.set_finished(old, True)
             del self._runs[old.key]
             for node in old.marks.values():
                 node.prompt_ends.pop(old.key, None)

@@ -11,6 +11,9 @@ from trunkline.core.slots import Slot
 from trunkline.core.turns import Turn
 from trunkline.core.types import CoreSettings, MemoryKind, TurnId
 
+IDLE_MS = 3_600_000.0
+"""A run that waited for an hour is presumed over: 99 % of tool gaps in public coding traces are shorter."""
+
 
 class State:
     """The tree, the runs, the turns in flight, the slots and the accounts."""
@@ -41,14 +44,24 @@ class State:
         self.retention.split(split.node, split.upper)
         return [SplitSegment(split.node.id, split.upper.id, split.tokens)] if held and not self.checkpoints else []
 
-    def forget_dead(self) -> None:
-        """Bound the memory of what arrived: past the limit, the longest unused leaves that hold nothing go."""
+    def tidy(self, now_ms: float) -> None:
+        """Bound what is remembered: runs that waited too long are presumed over, and the tree keeps to its limit.
+
+        Past the limit the longest unused leaves that hold nothing are forgotten; if open runs keep too much of the tree
+        alive, those that waited longest are presumed over first.
+        """
+        self.runs.presume_finished(now_ms - IDLE_MS)
         limit = self.settings.max_tree_symbols
         if self.tree.symbols <= limit:
             return
+        self._prune(limit - limit // 10)
+        while self.tree.symbols > limit and self.runs.presume_oldest_finished():
+            self._prune(limit - limit // 10)
+
+    def _prune(self, target_symbols: int) -> None:
         standing = [slot.leaf for slot in self.slots] + [turn.leaf for turn in self.turns.values()]
         kept = {node.id for leaf in standing if leaf is not None for node in leaf.path()}
-        for node in self.tree.prune(limit - limit // 10, kept):
+        for node in self.tree.prune(target_symbols, kept):
             for key in node.prompt_ends:
                 run = self.runs.get(key)
                 if run is not None:
