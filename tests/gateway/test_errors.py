@@ -54,7 +54,7 @@ BAD_FIELDS = [
     (CHAT, {"top_k": -2}, "invalid_value", "top_k", "-1"),
     (CHAT, {"min_p": 2}, "invalid_value", "min_p", "from 0 to 1"),
     (CHAT, {"presence_penalty": 3}, "invalid_value", "presence_penalty", "from -2 to 2"),
-    (CHAT, {"repetition_penalty": 0}, "invalid_value", "repetition_penalty", "above 0"),
+    (CHAT, {"repetition_penalty": 0}, "invalid_value", "repetition_penalty", "from 0.01"),
     (CHAT, {"logit_bias": {"x": 1}}, "invalid_value", "logit_bias.x", "token ids"),
     (CHAT, {"logit_bias": {"258": 1}}, "invalid_value", "logit_bias.258", "0 to 257"),
     (CHAT, {"logit_bias": {"1": 101}}, "invalid_value", "logit_bias.1", "from -100 to 100"),

@@ -1,7 +1,9 @@
 """The real server with the real model, seen through the real `openai` client."""
 
+import random
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +252,28 @@ def test_resetting_the_cache_makes_the_next_turn_miss_for_that_reason(
     turn = run_of(http, answer.headers["x-trunkline-run"])["turns"][-1]
     assert turn["cached_tokens"] < 10
     assert "cache_reset" in {miss["reason"] for miss in turn["misses"]}
+
+
+def test_many_forks_of_prompts_that_overlap_are_all_served(server: LiveServer) -> None:
+    """Prompts over two tokens end and part at every place a tree can be cut."""
+
+    def work(seed: int) -> list[int]:
+        draw = random.Random(seed)
+        statuses = []
+        with httpx.Client(base_url=server.url, timeout=120) as http:
+            for _ in range(25):
+                body = {
+                    "prompt": [draw.choice((40, 41)) for _ in range(draw.randint(1, 12))],
+                    "n": draw.choice((1, 2, 3)),
+                    "max_tokens": draw.randint(1, 4),
+                    "ignore_eos": True,
+                }
+                statuses.append(http.post("/v1/completions", json=body).status_code)
+        return statuses
+
+    with ThreadPoolExecutor(3) as pool:
+        statuses = [status for seed in pool.map(work, range(3)) for status in seed]
+    assert statuses == [200] * 75
 
 
 def test_nothing_that_was_promised_was_broken(client: openai.OpenAI, http: httpx.Client) -> None:

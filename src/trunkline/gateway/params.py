@@ -40,15 +40,12 @@ def int_in_range(name: str, value: int | None, default: int, low: int, high: int
 def sampling(body: GenerationBody, vocab_size: int) -> Sampling:
     """How to choose tokens. OpenAI's ranges where it has the field, vLLM's elsewhere."""
     top_k = int_in_range("top_k", body.top_k, 0, -1, MAX_TOKENS)
-    repetition = in_range("repetition_penalty", body.repetition_penalty, 1.0, 0.0, 100.0)
-    if repetition == 0:
-        raise InvalidRequest("repetition_penalty must be above 0; 1 is off.", param="repetition_penalty")
     return Sampling(
         temperature=in_range("temperature", body.temperature, 1.0, 0.0, 100.0),
         top_p=in_range("top_p", body.top_p, 1.0, 0.0, 1.0),
         top_k=max(top_k, 0),  # vLLM writes -1 for off
         min_p=in_range("min_p", body.min_p, 0.0, 0.0, 1.0),
-        repetition_penalty=repetition,
+        repetition_penalty=in_range("repetition_penalty", body.repetition_penalty, 1.0, 0.01, 100.0),
         presence_penalty=in_range("presence_penalty", body.presence_penalty, 0.0, -2.0, 2.0),
         frequency_penalty=in_range("frequency_penalty", body.frequency_penalty, 0.0, -2.0, 2.0),
         logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
