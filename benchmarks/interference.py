@@ -5,7 +5,7 @@ Four phases a server, each on prompts nobody has sent before:
 1. steps alone, half a second apart: their p95, and their sum
 2. the prefill alone
 3. both: steps half a second apart for as long as a prefill is in flight (more prefills until there are enough steps)
-4. both, steps back to back: what the prefill still gets (its share is its time alone over its time here)
+4. both, steps back to back, with a prefill of 2,000 tokens: how much of its speed alone the prefill keeps
 
 Targets: p95 in 3 at most twice that of 1; wall time of 3 at most 1.1 x (prefill alone + its steps alone).
 A server that makes steps wait for a whole prefill yields few steps a prefill, so the baseline gets its own, smaller
@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import functools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ from trunkline.bench.client import Endpoint
 from trunkline.bench.filler import Filler
 
 SLOTS, CTX, HOST_MIB = 4, 8192, 512
-PREFILL_TOKENS, BASE_TOKENS, STEP_INPUT, STEP_OUTPUT = 6000, 400, 8, 16
+PREFILL_TOKENS, PACKED_TOKENS, BASE_TOKENS, STEP_INPUT, STEP_OUTPUT = 6000, 2000, 400, 8, 16
 PAUSE_S = 0.5
 MOST_PREFILLS = 10
 
@@ -74,19 +75,21 @@ async def alone(endpoint: Endpoint, model: str, count: int) -> Steps:
     return steps
 
 
-async def prefill(endpoint: Endpoint, model: str, name: str) -> float:
+async def prefill(endpoint: Endpoint, model: str, name: str, tokens: int) -> float:
     """Prefill a new prompt; milliseconds to its first token."""
-    reply = await complete(endpoint, model, Filler().tokens(name, [0], PREFILL_TOKENS, "", 0), 1)
+    reply = await complete(endpoint, model, Filler().tokens(name, [0], tokens, "", 0), 1)
     return reply.ttft_ms or reply.latency_ms
 
 
-async def both(endpoint: Endpoint, model: str, name: str, pause_s: float, least_steps: int, most: int) -> Both:
+async def both(
+    endpoint: Endpoint, model: str, name: str, *, tokens: int, pause_s: float, least_steps: int = 1, most: int = 1
+) -> Both:
     """Phases 3 and 4: steps beside prefills, one after another, until there are `least_steps` or `most` prefills."""
     phase = Both(Steps(endpoint, model, f"{name} steps"))
     await phase.steps.warm()
     while len(phase.prefill_ms) < most and (not phase.prefill_ms or len(phase.steps.ms) < least_steps):
         began = time.perf_counter()
-        running = asyncio.create_task(prefill(endpoint, model, f"{name} {len(phase.prefill_ms)}"))
+        running = asyncio.create_task(prefill(endpoint, model, f"{name} {len(phase.prefill_ms)}", tokens))
         await asyncio.sleep(0.25)  # let the prefill begin: this is about steps that meet it
         while not running.done():
             await phase.steps.step()
@@ -97,47 +100,40 @@ async def both(endpoint: Endpoint, model: str, name: str, pause_s: float, least_
 
 
 async def measure(endpoint: Endpoint, model: str, count: int, prefills: int) -> dict[str, Any]:
-    """All phases on one server."""
-    say("  steps alone ...")
+    """All phases on one server, shown as they end."""
     first = await alone(endpoint, model, count)
-    say("  prefill alone ...")
-    prefill_ms = await prefill(endpoint, model, "prefill alone")
-    say("  both, steps half a second apart ...")
-    apart = await both(endpoint, model, "apart", PAUSE_S, count, prefills)
-    say("  both, steps back to back ...")
-    packed = await both(endpoint, model, "packed", 0.0, 1, 1)
-    p95_alone, p95 = percentile(first.ms, 95), percentile(apart.steps.ms, 95)
-    mean_alone_ms = sum(first.ms) / len(first.ms)
-    ideal_s = len(apart.prefill_ms) * prefill_ms / 1e3 + len(apart.steps.ms) * mean_alone_ms / 1e3
+    p95_alone, mean_s = percentile(first.ms, 95), sum(first.ms) / len(first.ms) / 1e3
+    say(f"steps alone          {spread(first.ms)}")
+    prefill_s = await prefill(endpoint, model, "prefill alone", PREFILL_TOKENS) / 1e3
+    say(f"prefill alone        {prefill_s:.1f} s")
+    apart = await both(
+        endpoint, model, "apart", tokens=PREFILL_TOKENS, pause_s=PAUSE_S, least_steps=count, most=prefills
+    )
+    p95, steps = percentile(apart.steps.ms, 95), len(apart.steps.ms)
+    wall_ratio = apart.wall_s / (len(apart.prefill_ms) * prefill_s + steps * mean_s)
+    say(f"steps beside         {spread(apart.steps.ms)}, during {len(apart.prefill_ms)} prefills")
+    say(f"p95 beside / alone   {p95 / p95_alone:.2f}")
+    say(f"wall / ideal         {wall_ratio:.2f} ({apart.wall_s:.1f} s)")
+    short_s = await prefill(endpoint, model, "short prefill alone", PACKED_TOKENS) / 1e3
+    packed = await both(endpoint, model, "packed", tokens=PACKED_TOKENS, pause_s=0.0)
+    beside_s = packed.prefill_ms[0] / 1e3
+    say(f"back to back         {spread(packed.steps.ms)}")
+    say(f"  its prefill        {beside_s:.1f} s, alone {short_s:.1f} s: it kept {short_s / beside_s:.0%} of its speed")
     return {
-        "step_alone_ms": {"count": len(first.ms), "p50": percentile(first.ms, 50), "p95": p95_alone},
-        "prefill_alone_s": prefill_ms / 1e3,
-        "step_beside_ms": {"count": len(apart.steps.ms), "p50": percentile(apart.steps.ms, 50), "p95": p95},
+        "step_alone_ms": first.ms,
+        "prefill_alone_s": prefill_s,
+        "step_beside_ms": apart.steps.ms,
         "prefills_beside_s": [ms / 1e3 for ms in apart.prefill_ms],
         "p95_ratio": p95 / p95_alone,
         "wall_s": apart.wall_s,
-        "wall_ratio": apart.wall_s / ideal_s,
-        "back_to_back": {
-            "steps": len(packed.steps.ms),
-            "p95_ms": percentile(packed.steps.ms, 95),
-            "prefill_s": packed.prefill_ms[0] / 1e3,
-            "prefill_share": prefill_ms / packed.prefill_ms[0],
-            "wall_ratio": packed.wall_s / (prefill_ms / 1e3 + len(packed.steps.ms) * mean_alone_ms / 1e3),
-        },
+        "wall_ratio": wall_ratio,
+        "back_to_back": {"step_ms": packed.steps.ms, "prefill_s": beside_s, "prefill_share": short_s / beside_s},
     }
 
 
-def show(found: dict[str, Any]) -> None:
-    """One server's figures for people."""
-    one, beside, packed = found["step_alone_ms"], found["step_beside_ms"], found["back_to_back"]
-    say(f"steps alone          p50 {one['p50']:.0f} ms, p95 {one['p95']:.0f} ms ({one['count']})")
-    say(f"prefill alone        {found['prefill_alone_s']:.1f} s")
-    say(f"steps beside         p50 {beside['p50']:.0f} ms, p95 {beside['p95']:.0f} ms ({beside['count']})")
-    say(f"p95 beside / alone   {found['p95_ratio']:.2f}")
-    say(f"wall / ideal         {found['wall_ratio']:.2f} ({found['wall_s']:.1f} s)")
-    say(f"back to back         {packed['steps']} steps, p95 {packed['p95_ms']:.0f} ms")
-    say(f"  wall / ideal       {packed['wall_ratio']:.2f}")
-    say(f"  its prefill        {packed['prefill_s']:.1f} s: {packed['prefill_share']:.0%} of its speed alone")
+def spread(ms: Sequence[float]) -> str:
+    """Latencies for people."""
+    return f"p50 {percentile(ms, 50):.0f} ms, p95 {percentile(ms, 95):.0f} ms ({len(ms)})"
 
 
 def main() -> None:
@@ -155,9 +151,8 @@ def main() -> None:
         say(f"--- {side.name}")
         prefills = args.baseline_prefills if side.name == "llama-server" else MOST_PREFILLS
         with side.start() as url:
-            found = with_endpoint(url, functools.partial(measure, count=args.steps, prefills=prefills))
-        show(found)
-        result[side.name] = found
+            work = functools.partial(measure, count=args.steps, prefills=prefills)
+            result[side.name] = with_endpoint(url, work)
     write_json(args.json, result)
 
 
