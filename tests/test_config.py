@@ -56,6 +56,12 @@ def test_an_unknown_setting_names_the_nearest_known_one(tmp_path: Path) -> None:
         ("port = 'x'", "must be a number"),
         ("order = 'lifo'", "short_first or fcfs"),
         ("ctx = 3", "at least 64"),
+        ("share_cache_across_keys = 1", "true or false"),
+        ('model = ["a"]', "one value"),
+        ("api_keys = [1]", "list of strings"),
+        ('api_keys = [""]', "empty key"),
+        ("[api_keys]", "list of strings"),
+        ("drain_timeout_s = nan", "--drain-timeout-s"),
     ],
 )
 def test_a_bad_file_says_what_is_wrong(tmp_path: Path, content: str, message: str) -> None:
@@ -68,6 +74,12 @@ def test_a_bad_file_says_what_is_wrong(tmp_path: Path, content: str, message: st
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml"):
         config.load({}, tmp_path / "none.toml", {})
+
+
+def test_one_key_may_be_a_string_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('api_keys = "secret"\n')
+    assert config.load({}, file, {}).api_keys == ("secret",)
 
 
 def test_keys_may_come_from_the_environment() -> None:

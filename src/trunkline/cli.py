@@ -121,7 +121,7 @@ def serve(args: argparse.Namespace) -> int:
         core = core_settings(settings, model)
         slots = _slots(settings, model, core)
         warm_up(slots, model.n_vocab)
-        journal = Journal(settings.decision_log, core) if settings.decision_log else None
+        journal = _journal(settings.decision_log, core)
         name = settings.model_name or (path.stem if settings.model else "smollm2-135m-instruct")
         engine = EmbeddedEngine(model, slots, core, name=name, sink=records.turn, journal=journal)
         for run in records.all_open_runs():
@@ -139,6 +139,13 @@ def serve(args: argparse.Namespace) -> int:
     finally:
         records.close()
     return 0
+
+
+def _journal(path: Path | None, core: CoreSettings) -> Journal | None:
+    try:
+        return None if path is None else Journal(path, core)
+    except OSError as error:
+        raise ConfigError(f"--decision-log: cannot write {path}: {error.strerror}") from error
 
 
 def core_settings(settings: ServeSettings, model: Model) -> CoreSettings:

@@ -71,6 +71,10 @@ class ServeSettings:
         _require(self.flash_attention in ("default", "on", "off"), "--flash-attention is on, off or default")
         _require(1.0 <= self.step_budget_ms <= 60_000, "--step-budget-ms must lie between 1 and 60000")
         _require(0.0 < self.prefill_share < 1.0, "--prefill-share must lie between 0 and 1")
+        _require(0.0 <= self.drain_timeout_s <= 86_400, "--drain-timeout-s must lie between 0 and 86400")
+        _require(self.max_body_bytes >= 1024, "--max-body-bytes must be at least 1KB")
+        _require(self.host_bytes is None or self.host_bytes >= 0, "--host-bytes cannot be negative")
+        _require(all(self.api_keys), "--api-key: an empty key would let everybody in; leave it out instead")
 
 
 def load(given: Mapping[str, Any], config: Path | None, environment: Mapping[str, str] = os.environ) -> ServeSettings:
@@ -129,7 +133,7 @@ def convert(name: str, text: str) -> Any:
         if marker in annotation:
             try:
                 return kind(text)
-            except ValueError:
+            except (ValueError, KeyError):
                 raise ConfigError(f"--{name.replace('_', '-')}: {text!r} is not valid; {_expects(kind)}") from None
     return text
 
@@ -148,7 +152,7 @@ _CONVERTERS: dict[str, Any] = {
 def _expects(kind: Any) -> str:
     if kind in (Sharing, Eviction, Order):
         return "choose " + " or ".join(kind)
-    return "it must be a number" if kind in (int, float) else "see trunkline serve --help"
+    return "it must be a number" if kind in (int, float) else "it is true or false"
 
 
 def _from_file(path: Path) -> dict[str, Any]:
@@ -156,7 +160,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     names = [f.name for f in fields(ServeSettings)]
     values: dict[str, Any] = {}
@@ -166,8 +170,19 @@ def _from_file(path: Path) -> dict[str, Any]:
             near = difflib.get_close_matches(name, names, 1)
             hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(names)}"
             raise ConfigError(f"{path}: unknown setting {key!r}{hint}")
-        values[name] = tuple(value) if isinstance(value, list) else convert(name, _text(value))
+        values[name] = _from_toml(path, name, value)
     return values
+
+
+def _from_toml(path: Path, name: str, value: Any) -> Any:
+    if name == "api_keys":
+        keys = [value] if isinstance(value, str) else value
+        if not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
+            raise ConfigError(f'{path}: api_keys is a list of strings, like ["key-1", "key-2"]')
+        return tuple(keys)
+    if isinstance(value, list | dict):
+        raise ConfigError(f"{path}: {name} takes one value")
+    return convert(name, _text(value))
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Whose turn a prompt is, when nothing names it."""
 
 from tests.core.helpers import make_engine, tokens
-from trunkline.core.facts import RunFinished
+from trunkline.core.facts import RunDeclared, RunFinished, RunRestored
 from trunkline.core.runs import RunTable
 from trunkline.core.types import RunKey, RunState
 
@@ -108,3 +108,45 @@ def test_the_oldest_runs_are_forgotten_past_a_limit() -> None:
     for run in range(30):
         engine.serve(tokens(10, 50 * run), run=f"r{run}", length=1)
     assert [run.key.run for run in engine.core.state.runs] == [f"r{run}" for run in range(20, 30)]
+
+
+def test_declared_and_restored_runs_are_presumed_over_like_others() -> None:
+    engine = make_engine()
+    engine.core.handle(RunRestored(at_ms=0.0, key=RunKey("", "old"), parent=None, turns=3, prompt_tokens=80))
+    engine.core.handle(RunDeclared(at_ms=0.0, key=RunKey("", "declared")))
+    engine.serve(tokens(50), run="a")
+    engine.now_ms += 3 * 3_600_000
+    engine.serve(tokens(50, 1000), run="b")
+    waiting = [run.key.run for run in engine.core.state.runs if run.state is RunState.WAITING]
+    assert waiting == ["b"]
+
+
+def test_a_sub_agent_that_names_only_its_parent_stays_one_run() -> None:
+    engine = make_engine()
+    engine.serve(tokens(50), run="a")
+    first = engine.serve([*engine.histories["a"], 1], parent="a").run
+    second = engine.serve([*engine.histories[first.run], 2], parent="a")
+    assert (second.run, second.index) == (first, 1)
+
+
+def test_a_run_that_has_begun_is_never_refused_for_load_named_or_not() -> None:
+    engine = make_engine(slots=1, max_queue=1)
+    first = engine.serve(tokens(50)).run
+    engine.arrive(tokens(50, 1000), length=8)
+    engine.step()
+    engine.arrive(tokens(50, 2000))
+    engine.arrive([*engine.histories[first.run], 1])
+    assert engine.refused == []
+    engine.arrive(tokens(50, 3000))
+    engine.arrive(tokens(50, 4000), parent="invented")
+    assert len(engine.refused) == 2
+
+
+def test_no_tool_gap_is_counted_while_another_turn_of_the_run_is_in_flight() -> None:
+    engine = make_engine()
+    engine.serve(tokens(50), run="a")
+    engine.arrive([*tokens(50), 1], run="a", length=8)
+    engine.now_ms += 5000
+    engine.arrive([*tokens(50), 2], run="a")
+    engine.run_all()
+    assert [record.tool_gap_ms for record in engine.records if record.index == 2] == [None]

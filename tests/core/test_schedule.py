@@ -3,7 +3,7 @@
 from tests.core.fake_engine import FakeEngine
 from tests.core.helpers import make_engine, tokens
 from trunkline.core import actions as act
-from trunkline.core.schedule import DEFER_BUDGETS
+from trunkline.core.schedule import DEFER_BUDGETS, HOLD_STEPS
 from trunkline.core.types import Order
 
 
@@ -52,15 +52,82 @@ def test_a_stream_of_short_steps_leaves_a_long_prefill_its_share() -> None:
     assert prefill_ms + withheld_ms >= engine.settings.prefill_share * (engine.now_ms - begun_ms)
 
 
-def test_a_slice_never_exceeds_the_step_budget() -> None:
+def test_a_slice_never_exceeds_the_step_budget_while_a_short_step_is_due() -> None:
     engine = make_engine(step_budget_ms=50.0, max_slice_tokens=4096)
-    engine.arrive(tokens(3000))
+    warm_loop(engine)
+    engine.arrive(tokens(3000, 5000))
     while engine.jobs:
         plan = engine.step()
         if any(isinstance(call, act.Prefill) for call in plan.calls):
             assert plan.predicted_ms <= 50.0 or all(
                 c.end - c.start <= engine.settings.min_slice_tokens for c in plan.calls if isinstance(c, act.Prefill)
             )
+
+
+def test_slices_grow_where_nobody_is_due() -> None:
+    engine = make_engine()
+    engine.arrive(tokens(3000))
+    plan = engine.step()
+    assert [c.end - c.start for c in plan.calls if isinstance(c, act.Prefill)] == [256]
+
+
+def test_branches_that_come_at_once_get_their_first_tokens_before_any_decodes_on() -> None:
+    engine = make_engine(slots=8)
+    engine.serve(tokens(1500), run="parent", length=1)
+    turns = [engine.arrive([*tokens(1500), *range(100 * b, 100 * b + 10)], length=8) for b in range(8)]
+    calls: list[act.Call] = []
+    while any(engine.core.state.turns[turn].generated == 0 for turn in turns):
+        calls += engine.step().calls
+    assert sum(isinstance(call, act.Decode) for call in calls) <= 2
+
+
+def test_decodes_are_not_held_back_for_ever() -> None:
+    engine = make_engine(slots=4)
+    engine.serve(tokens(50), run="talk", length=1)
+    talking = engine.arrive([*tokens(50), 1], run="talk", length=30)
+    engine.step()
+    for stranger in range(40):
+        engine.arrive(tokens(100, 1000 + 100 * stranger), length=1)
+    held = longest = 0
+    while talking in engine.jobs:
+        calls = engine.step().calls
+        decodes = any(isinstance(c, act.Decode) and any(turn == talking for turn, _ in c.turns) for c in calls)
+        held = 0 if decodes else held + 1
+        longest = max(longest, held)
+    assert 0 < longest <= HOLD_STEPS
+
+
+def test_a_stream_of_quick_prompts_leaves_a_long_prefill_its_share() -> None:
+    engine = make_engine(slots=4)
+    long = engine.arrive(tokens(3500, 5000), run="long")
+    engine.step()
+    begun_ms, prefill_ms, stranger = engine.now_ms, 0.0, 0
+    while engine.now_ms < begun_ms + 10_000 and long in engine.jobs:
+        while len(engine.jobs) < 4:
+            stranger += 1
+            engine.arrive(tokens(60, 10_000 + 100 * stranger), length=4)
+        before_ms, plan = engine.now_ms, engine.step()
+        spent = [c for c in plan.calls if isinstance(c, act.Prefill) and c.turn == long]
+        prefill_ms += (engine.now_ms - before_ms) * bool(spent)
+    withheld_ms = 2 * DEFER_BUDGETS * engine.settings.step_budget_ms
+    assert prefill_ms + withheld_ms >= engine.settings.prefill_share * (engine.now_ms - begun_ms)
+
+
+def test_a_long_prompt_gets_a_slot_among_short_steps_in_the_end() -> None:
+    engine = make_engine(slots=2)
+    histories = [tokens(50, 10_000 * (run + 1)) for run in range(6)]
+    for run, history in enumerate(histories):
+        engine.serve(history, run=f"r{run}", length=20)
+        engine.serve([*engine.histories[f"r{run}"], 1], run=f"r{run}", length=20)
+    long = engine.arrive(tokens(2000, 5000), run="long", length=1)
+    begun_ms = engine.now_ms
+    while long in engine.jobs and engine.now_ms < begun_ms + 300_000:
+        open_runs = {job.run for job in engine.jobs.values()}
+        for run in range(6):
+            if f"r{run}" not in open_runs:
+                engine.arrive([*engine.histories[f"r{run}"][:60], 1], run=f"r{run}", length=20)
+        engine.step()
+    assert long not in engine.jobs
 
 
 def test_a_short_step_is_not_behind_a_new_long_prompt_in_the_queue() -> None:

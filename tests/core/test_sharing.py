@@ -188,3 +188,63 @@ def test_blocks_are_shared_like_tokens() -> None:
         blocks = Prompt(np.array(ids, np.int32), weights)
         core.handle(TurnArrived(at_ms=0.0, turn=turn, salt="", prompt=blocks, max_new_tokens=1, fresh=f"f{turn}"))
     assert core.state.turns[1].record.reusable_tokens == 128
+
+
+def test_a_slot_that_a_queued_turn_will_go_on_in_is_left_to_it() -> None:
+    engine = make_engine(slots=2, host_bytes=0)
+    engine.serve(tokens(200), run="a", length=1)
+    engine.serve(tokens(200, 1000), run="b", length=1)
+    engine.arrive(tokens(50, 5000), run="new", length=8)
+    engine.arrive([*tokens(200, 1000), 1], run="b")
+    engine.run_all()
+    record = next(record for record in engine.records if record.run.run == "b" and record.index == 1)
+    assert record.cached_tokens == 200
+
+
+def test_what_host_memory_cannot_take_is_served_from_the_slot_that_holds_it() -> None:
+    engine = make_engine(slots=2, host_bytes=0)
+    engine.serve(tokens(300), run="a", length=1)
+    assert engine.serve([*tokens(250), 1, 2], run="b").cached_tokens == 250
+
+
+def test_a_reset_leaves_a_queued_turn_what_it_stands_on() -> None:
+    engine = make_engine(slots=2)
+    engine.serve(tokens(200), run="a", length=1)
+    engine.arrive([*tokens(200), 1], run="a")
+    engine.apply_actions(engine.core.handle(CacheReset(at_ms=engine.now_ms)))
+    engine.run_all()
+    assert engine.records[-1].cached_tokens == 200
+
+
+def test_a_death_names_open_runs_only() -> None:
+    engine = make_engine(slots=1, host_bytes=0)
+    engine.serve([*tokens(100), 1], run="over", length=1, final=True)
+    engine.serve([*tokens(100), 2], run="open", length=1)
+    for stranger in range(3):
+        engine.serve(tokens(100, 1000 * (stranger + 1)), run=f"s{stranger}", length=1)
+    named = {key.run for notice in engine.deaths for key in notice.runs}
+    assert "open" in named
+    assert "over" not in named
+
+
+def test_a_load_that_fails_where_a_slot_still_holds_the_prefix_breaks_no_promise() -> None:
+    engine = make_engine(slots=2)
+    engine.serve(tokens(200), run="a", length=1)
+    engine.serve([*tokens(200), 1, 2], run="b", length=1)
+    engine.arrive([*tokens(200), 1, 2, 9], run="b", length=30)
+    engine.step()
+    engine.fail_next_load = True
+    engine.arrive([*tokens(200), 3, 3], run="c")
+    engine.run_all()
+    record = next(record for record in engine.records if record.run.run == "c")
+    assert record.cached_tokens == 200
+    assert engine.core.state.broken_promises == record.recomputed_tokens == 0
+
+
+def test_reuse_never_exceeds_what_was_reusable() -> None:
+    engine = make_engine(slots=2, max_slice_tokens=64)
+    engine.serve(tokens(20, 9000), run="short", length=1)
+    for _ in range(3):
+        engine.arrive(tokens(400), length=1)
+    engine.run_all()
+    assert all(record.cached_tokens <= record.reusable_tokens for record in engine.records)

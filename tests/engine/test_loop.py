@@ -185,3 +185,59 @@ def test_a_sliding_window_reuses_checkpoints(gemma: Model) -> None:
 def test_a_model_without_a_tokenizer_is_refused(mamba: Model) -> None:
     with pytest.raises(ModelError, match="no tokenizer"):
         Served(mamba, make_settings(mamba, slot_tokens=64))
+
+
+def test_a_decision_log_replays_past_a_start_over(
+    smollm2: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(smollm2, slots=1)
+    journal = Journal(tmp_path / "decisions.jsonl", settings)
+    with Served(smollm2, settings, journal) as served:
+        served.serve(some_tokens(60), "a", length=3)
+        with monkeypatch.context() as patch:
+            patch.setattr(Applier, "call", lambda *_: 1 / 0)
+            assert isinstance(last_event(served, "b"), Failed)
+        wait_until(lambda: served.engine.gauges()["engine_start_overs_total"] == 1)
+        served.serve(some_tokens(60), "a", length=3)
+    journal.close()
+    plans = list(replay(tmp_path / "decisions.jsonl"))
+    assert all(logged == planned for logged, planned in plans)
+
+
+def test_an_engine_that_cannot_start_over_says_so_and_keeps_nobody_waiting(
+    smollm2: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Served(smollm2, make_settings(smollm2)) as served:
+        monkeypatch.setattr(Applier, "call", lambda *_: 1 / 0)
+        monkeypatch.setattr(Applier, "empty", lambda *_: 1 / 0)
+        assert isinstance(last_event(served, "a"), Failed)
+        wait_until(lambda: served.engine.ready() is not None)
+
+        async def next_turn() -> list[TurnEvent]:
+            return [event async for event in served.engine.generate(make_request(some_tokens(20), "b", 2))]
+
+        (event,) = asyncio.run(next_turn())
+    assert isinstance(event, Failed)
+
+
+def test_gauges_are_true_while_nothing_runs(smollm2: Model) -> None:
+    with Served(smollm2, make_settings(smollm2)) as served:
+        served.serve(some_tokens(60), "a", length=3)
+        wait_until(lambda: served.engine.gauges().get("running") == 0)
+        assert served.engine.gauges()["waiting"] == 0
+
+
+def test_a_turn_that_ends_in_the_queue_says_so(smollm2: Model) -> None:
+    async def leave_the_queue() -> None:
+        busy = asyncio.create_task(served.turn(some_tokens(60), "a", 300))
+        await asyncio.sleep(0.2)
+        waiting = served.engine.generate(make_request(some_tokens(80, 1), "b", 4))
+        assert isinstance(await anext(waiting), Accepted)
+        await waiting.aclose()  # type: ignore[attr-defined]
+        await busy
+
+    with Served(smollm2, make_settings(smollm2, slots=1)) as served:
+        asyncio.run(leave_the_queue())
+    (row,) = [row for row in served.rows if row.finish_reason == "aborted"]
+    assert [(miss.reason, miss.tokens) for miss in row.misses] == [("ended_in_queue", 80)]
+    assert row.reusable_tokens == 0

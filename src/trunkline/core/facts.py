@@ -78,13 +78,15 @@ class RunFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRestored:
-    """A run known from an earlier process: its KV is gone, its history is not news."""
+    """A run known from before the core was made: its KV is gone, its history is not news."""
 
     at_ms: float
     key: RunKey
     parent: str | None
     turns: int
     prompt_tokens: int
+    origin: RunOrigin = RunOrigin.HEADER
+    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,7 +86,7 @@ def _runs(state: State, nodes: list[Node]) -> None:
         assert run.in_flight == in_flight[run.key], "turns in flight are counted"
         assert (run.state is RunState.ACTIVE) == (run.in_flight > 0), "a run with a turn in flight is active"
         if run.leaf is not None:
-            assert run.key in run.leaf.leaves, "a leaf knows its run"
+            assert run.leaf.leaves[run.key] == (not run.finished), "a leaf knows its runs and which are open"
             if not run.finished:
                 users.update(node.id for node in run.leaf.path())
     for node in nodes:

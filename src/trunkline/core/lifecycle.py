@@ -8,7 +8,7 @@ from trunkline.core.runs import Run
 from trunkline.core.slots import Slot, path_ids
 from trunkline.core.state import State
 from trunkline.core.turns import Phase, Turn
-from trunkline.core.types import EndReason, MissReason, RunKey, Sharing, TurnRecord
+from trunkline.core.types import EndReason, Miss, MissReason, RunKey, Sharing, TurnRecord
 
 SHOWN_SYMBOLS = 16
 """How many symbols of each side are kept where a prompt leaves its run's history."""
@@ -28,8 +28,7 @@ def arrive(state: State, fact: TurnArrived) -> list[Action]:
         actions += _cut_last_token(state, leaf)
     turn = _begin(state, fact, run, leaf, match)
     state.turns[turn.id] = turn
-    for forgotten in state.runs.touch(run):
-        state.forecast.forget(forgotten.key)
+    state.forget(state.runs.touch(run, fact.at_ms))
     return [*actions, TurnAccepted(turn.id, run.key, turn.record.index, run.parent)]
 
 
@@ -57,8 +56,8 @@ def reset(state: State, fact: CacheReset) -> list[Action]:
     held = sorted(state.retention.held(), key=lambda node: (-node.end, node.id))
     state.placement.bury([n for n in held if n.id not in using], MissReason.CACHE_RESET, ledger, fact.at_ms)
     for slot in state.slots:
-        if slot.turn is None:
-            lost = [node for node in slot.nodes() if not node.host and node.id not in using]
+        if slot.turn is None and not any(node.id in using for node in slot.nodes()):
+            lost = [node for node in slot.nodes() if not node.host]
             slot.clear(stale=True)
             for node in reversed(lost):
                 if node.death is None:
@@ -75,8 +74,8 @@ def break_promise(state: State, move: Load, at_ms: float) -> list[Action]:
     below = [first] if state.checkpoints else [node for node in first.subtree() if node.host]
     lost = sorted((node for node in below if node.host), key=lambda node: (-node.end, node.id))
     state.placement.bury(lost, MissReason.COMPUTE_FAILED, ledger, at_ms)
-    state.broken_promises += turn.computed
-    turn.record.recomputed_tokens += turn.computed
+    turn.promised_tokens, turn.record.cached_tokens = turn.computed, 0
+    turn.record.misses = [Miss(MissReason.COMPUTE_FAILED, turn.prompt_tokens)]
     slot = state.slots[move.slot]
     slot.turn = None
     slot.clear(stale=False)  # the executor empties a slot whose load failed
@@ -91,23 +90,30 @@ def _refusal(state: State, fact: TurnArrived) -> TurnRefused | None:
     if tokens + fact.max_new_tokens > room:
         need = f"{tokens} prompt tokens and {fact.max_new_tokens} to generate"
         return TurnRefused(fact.turn, f"{need} do not fit {room} tokens of context", None)
-    named = state.runs.get(RunKey(fact.salt, fact.run)) if fact.run is not None else None
-    running_loop = fact.parent is not None or (named is not None and named.turns > 0)
     queued = sum(turn.phase is Phase.QUEUED for turn in state.turns.values())
-    if queued >= state.settings.max_queue and not running_loop:
+    if queued >= state.settings.max_queue and not _goes_on(state, fact):
         return TurnRefused(fact.turn, f"{queued} turns are waiting already", 1.0)
     return None
 
 
+def _goes_on(state: State, fact: TurnArrived) -> bool:
+    """Whether the turn belongs to a run that has begun, by name or by what its prompt contains."""
+    named = state.runs.get(RunKey(fact.salt, fact.run)) if fact.run is not None else None
+    parent = state.runs.get(RunKey(fact.salt, fact.parent)) if fact.parent is not None else None
+    if named is not None or parent is not None:
+        return any(run is not None and run.turns > 0 for run in (named, parent))
+    return any(node.prompt_ends for node in state.tree.match(fact.salt, fact.prompt).path)
+
+
 def _cut_last_token(state: State, leaf: Node) -> list[Action]:
     """The state before the last token serves the same prompt again as well as every longer one."""
-    if leaf.host or leaf.children or len(leaf.symbols) < 2:
+    if len(leaf.symbols) < 2:
         return []
     return state.follow(state.tree.split(leaf, len(leaf.symbols) - 1))
 
 
 def _begin(state: State, fact: TurnArrived, run: Run, leaf: Node, match: Match) -> Turn:
-    gap = None if run.ended_ms is None else max(0.0, fact.at_ms - run.ended_ms)
+    gap = None if run.ended_ms is None or run.in_flight else max(0.0, fact.at_ms - run.ended_ms)
     if gap is not None:
         state.forecast.saw_gap(run.key, gap)
     record = TurnRecord(
@@ -120,8 +126,9 @@ def _begin(state: State, fact: TurnArrived, run: Run, leaf: Node, match: Match) 
     )
     expected = state.forecast.output_tokens(run.key, fact.max_new_tokens)
     edited = _edit(state, run, leaf)
-    held = min(state.placement.likely_held(leaf), fact.prompt.tokens - 1)
-    turn = Turn(fact.turn, fact, run, leaf, record, match.tokens, held, expected, edited, run.lost_tokens)
+    held, slot = state.placement.likely_held(leaf)
+    held = min(held, fact.prompt.tokens - 1)
+    turn = Turn(fact.turn, fact, run, leaf, record, match.tokens, held, expected, edited, run.lost_tokens, slot)
     run.turns, run.in_flight, run.lost_tokens = run.turns + 1, run.in_flight + 1, 0
     state.runs.set_finished(run, False)
     state.runs.mark_prompt(run, leaf)

@@ -5,6 +5,7 @@ when the turn is placed, and from then on counts as the turn's own. A prefix tha
 is waited for, so that what is shared is computed once.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from trunkline.core.actions import DeathNotice, Drop, Load, Move, Piece, Save, Trim
@@ -13,7 +14,7 @@ from trunkline.core.prefix import Death, Node, common_ancestor
 from trunkline.core.retention import Retention
 from trunkline.core.slots import Slot, live_nodes, path_ids
 from trunkline.core.turns import Phase, Turn
-from trunkline.core.types import CoreSettings, MemoryKind, MissReason, NodeId, RunKey, Sharing
+from trunkline.core.types import CoreSettings, MemoryKind, MissReason, NodeId, RunKey, Sharing, SlotId
 
 WORTH_WAITING_TOKENS = 32
 """A prefix being computed by another turn is waited for if it saves at least this much."""
@@ -65,13 +66,15 @@ class Placement:
         live = self._live(turn, path, max(coverage.values()))
         if self._worth_waiting(turn, path, live[-1].end if live else 0, in_flight):
             return False
+        wanted = {other.likely_slot for other in in_flight if other.phase is Phase.QUEUED and other is not turn}
         choice = min(
-            (self._option(slot, turn, live, coverage, now_ms) for slot in idle),
+            (self._option(slot, turn, live, coverage, wanted, now_ms) for slot in idle),
             key=lambda pair: (pair[0], pair[1].slot.held, pair[1].slot.id),
         )[1]
         protected = _paths(in_flight)
         if choice.load:
             choice = self._copy_out(choice, coverage, ledger, protected, now_ms)
+            choice = self._or_in_place(choice, turn, path, idle, coverage)
         self._hand_over(choice, ledger, protected, now_ms)
         self._settle(turn, choice, ledger, now_ms)
         return True
@@ -106,9 +109,18 @@ class Placement:
         return False
 
     def _option(
-        self, slot: Slot, turn: Turn, live: list[Node], coverage: dict[int, int], now_ms: float
+        self,
+        slot: Slot,
+        turn: Turn,
+        live: list[Node],
+        coverage: dict[int, int],
+        wanted: Set[SlotId | None],
+        now_ms: float,
     ) -> tuple[float, Choice]:
-        """What it would cost, in milliseconds now and expected later, to serve `turn` in `slot`."""
+        """What it would cost, in milliseconds now and expected later, to serve `turn` in `slot`.
+
+        A slot that another queued turn will go on in is `wanted`: taking it may cost that turn all its prefill.
+        """
         end = min(live[-1].end, turn.prompt_tokens - 1) if live else 0
         if self._settings.memory is MemoryKind.CUTTABLE:
             load = coverage[slot.id] < end
@@ -119,20 +131,28 @@ class Placement:
             whole = self._costs.move_ms(slot.held * self._settings.bytes_per_token)
             lost = [node for node in slot.nodes() if node.id not in _ids(live) and not node.host]
             cost += whole if any(self._retention.worth_saving(node, now_ms) for node in lost) else 0.0
+            if slot.id in wanted and slot.id != turn.likely_slot:
+                cost += self._costs.prefill_whole_ms(slot.held, 0, self._settings.max_slice_tokens)
             if load or end < slot.held:
                 cost += self._retention.chance(slot.leaf, now_ms) * whole
         return cost, Choice(slot, live, end, load)
 
-    def likely_held(self, leaf: Node) -> int:
-        """Leading tokens of a path that are in host memory, in a slot, or on their way into one."""
+    def likely_held(self, leaf: Node) -> tuple[int, SlotId | None]:
+        """Leading tokens of a path that are in host memory, in a slot, or on their way into one; and the idle slot that
+        holds most of them, if one does.
+        """
         path = path_ids(leaf)
-        held = 0
+        held, warm, warm_slot = 0, 0, None
         for slot in self._slots:
             shared = common_ancestor(slot.leaf, path) if slot.leaf is not None else None
-            if shared is not None:
-                held = max(held, shared.end if slot.turn is not None else min(shared.end, slot.held))
+            if shared is None:
+                continue
+            tokens = shared.end if slot.turn is not None else min(shared.end, slot.held)
+            held = max(held, tokens)
+            if slot.turn is None and tokens > warm:
+                warm, warm_slot = tokens, slot.id
         live = live_nodes(list(path.values()), held)
-        return live[-1].end if live else 0
+        return (live[-1].end if live else 0), warm_slot
 
     # --- what moves -------------------------------------------------------------------------------------------
 
@@ -159,6 +179,18 @@ class Placement:
                 live = [n for n in choice.live if n.end <= self._host_end(choice.live)]
                 return Choice(choice.slot, live, live[-1].end if live else 0, bool(live))
         return choice
+
+    def _or_in_place(
+        self, choice: Choice, turn: Turn, path: dict[NodeId, Node], idle: list[Slot], coverage: dict[int, int]
+    ) -> Choice:
+        """Host memory may not take all of a live prefix: then the idle slot that holds more of it serves the turn."""
+        if self._settings.memory is not MemoryKind.CUTTABLE:
+            return choice
+        best = max(idle, key=lambda slot: (coverage[slot.id], -slot.id))
+        kept = min(coverage[best.id], turn.prompt_tokens - 1)
+        if kept <= choice.kept:
+            return choice
+        return Choice(best, [node for node in path.values() if node.start < kept], kept, load=False)
 
     @staticmethod
     def _host_end(nodes: list[Node]) -> int:
@@ -211,9 +243,13 @@ class Placement:
         pieces: list[Piece] = []
         drops: list[Node] = []
         staying = protected | set(path_ids(nodes[-1]))
-        for node in nodes:
-            room = self._retention.room_for(node, staying, now_ms)
-            if room is None:
+        whole = self._retention.room_for(nodes, staying, now_ms)
+        for i, node in enumerate(nodes):
+            if whole is not None:
+                room = whole if i == 0 else []
+            elif (some := self._retention.room_for([node], staying, now_ms)) is not None:
+                room = some
+            else:
                 break
             for old in room:
                 self._retention.dropped(old)
@@ -263,7 +299,8 @@ class Placement:
         for node in nodes:
             self._retention.dropped(node)
             ledger.moves.append(Drop(node.id))
-            self.dies(node, reason, ledger, now_ms)
+            if not self.is_held(node):
+                self.dies(node, reason, ledger, now_ms)
 
 
 def hurt_runs(node: Node) -> tuple[RunKey, ...]:
@@ -271,8 +308,8 @@ def hurt_runs(node: Node) -> tuple[RunKey, ...]:
     found: list[RunKey] = []
     if node.users:
         for below in node.subtree():
-            found.extend(below.leaves)
-            if len(found) >= node.users:
+            found.extend(key for key, is_open in below.leaves.items() if is_open)
+            if len(found) == node.users:
                 break
     return tuple(sorted(found))
 

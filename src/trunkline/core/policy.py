@@ -60,15 +60,18 @@ class Core:
             case CacheReset():
                 return lifecycle.reset(self.state, fact)
             case RunDeclared():
-                runs.touch(runs.ensure(fact.key, fact.parent, RunOrigin.HEADER))
+                run = runs.ensure(fact.key, fact.parent, RunOrigin.HEADER)
+                self.state.forget(runs.touch(run, fact.at_ms))
             case RunFinished():
-                run = runs.get(fact.key)
-                if run is not None:
-                    runs.set_finished(run, True)
+                over = runs.get(fact.key)
+                if over is not None:
+                    runs.set_finished(over, True)
                     self._due.pop(fact.key, None)
             case RunRestored():
-                run = runs.ensure(fact.key, fact.parent, RunOrigin.HEADER)
+                run = runs.ensure(fact.key, fact.parent, fact.origin)
                 run.turns, run.lost_tokens = fact.turns, fact.prompt_tokens
+                self.state.forget(runs.touch(run, fact.at_ms))
+                runs.set_finished(run, fact.finished)
         return []
 
     def _ended(self, fact: TurnEnded) -> list[Action]:
@@ -127,7 +130,7 @@ class Core:
             self._save_states(ledger, now_ms)
         self._place_queued(ledger, now_ms)
         placed = [turn for turn in self.state.turns.values() if turn.slot is not None]
-        step = self.state.scheduler.step(placed, now_ms)
+        step = self.state.scheduler.step(placed, now_ms, short_step_due=self._short_step_due(now_ms))
         moves, deaths = tuple(ledger.moves), tuple(ledger.deaths)
         plan = StepPlan(self._next_plan, now_ms, moves, step.calls, deaths, step.predicted_ms)
         if plan.moves or plan.calls:
@@ -143,13 +146,19 @@ class Core:
         keep_free = int(not fcfs and len(self.state.slots) > 1 and self._short_step_due(now_ms))
         in_flight = list(self.state.turns.values())
         for turn in sorted(queued, key=self._rank):
-            spare = 0 if self.state.scheduler.is_short(turn) else keep_free
+            patient = now_ms - turn.fact.at_ms <= LOOP_BONUS_MS + SHORT_BONUS_MS
+            spare = keep_free if patient and not self.state.scheduler.is_short(turn) else 0
             if not self.state.placement.place(turn, in_flight, ledger, now_ms, spare=spare):
                 continue
+            lost = max(0, turn.promised_tokens - turn.computed)
+            self.state.broken_promises += lost
+            turn.record.recomputed_tokens += lost
+            turn.promised_tokens = 0
             self._find_stops(turn)
             if turn.record.placed_ms is None:
                 turn.record.placed_ms = now_ms
             turn.record.cached_tokens = turn.computed
+            turn.record.reusable_tokens = max(turn.record.reusable_tokens, turn.computed)
             turn.record.misses = explain(turn, self.state.settings)
 
     def _rank(self, turn: Turn) -> tuple[float, int]:

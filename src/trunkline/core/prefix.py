@@ -30,7 +30,8 @@ class Node:
     """One edge of the tree; `[start, end)` are its tokens' positions.
 
     `host` says that its KV is in host memory. `prompt_ends` holds the runs one of whose prompts ended exactly here,
-    `leaves` those whose trajectory ends here now, `users` counts the open runs whose trajectory passes through.
+    `leaves` those whose trajectory ends here now (True: open), `users` counts the open runs whose trajectory passes
+    through.
     """
 
     __slots__ = (
@@ -68,7 +69,7 @@ class Node:
         self.host_children = 0
         self.death: Death | None = None
         self.prompt_ends: dict[RunKey, None] = {}
-        self.leaves: dict[RunKey, None] = {}
+        self.leaves: dict[RunKey, bool] = {}
         self.users = 0
         self.used_ms = 0.0
 

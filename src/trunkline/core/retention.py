@@ -9,7 +9,7 @@ KV that can be cut at any token is given up from the leaves, so that what is lef
 states (checkpoint memory) stand alone. The trivial rival, `Eviction.LRU`, orders by last use alone.
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from heapq import heapify, heappop, heappush
 
 from trunkline.core.predict import CostModel, Forecast
@@ -67,21 +67,21 @@ class Retention:
             return True
         return self.chance(node, now_ms) * self.recompute_ms(node) > self._costs.move_ms(self.bytes_of(node))
 
-    def room_for(self, node: Node, protected: Set[NodeId], now_ms: float) -> list[Node] | None:
-        """Which nodes to drop so that `node` can be saved: the least valuable, all worth less than it is.
+    def room_for(self, nodes: Sequence[Node], protected: Set[NodeId], now_ms: float) -> list[Node] | None:
+        """Which nodes to drop so that all of `nodes` can be saved: the least valuable, all worth less than these.
 
-        Empty if it fits already; None if there is not enough of less value. Changes nothing.
+        Empty if they fit already; None if there is not enough of less value. Changes nothing.
         """
-        need = self.host_bytes + self.bytes_of(node) - self._settings.host_bytes
+        size = sum(self.bytes_of(node) for node in nodes)
+        need = self.host_bytes + size - self._settings.host_bytes
         if need <= 0:
             return []
-        if self.bytes_of(node) > self._settings.host_bytes:
+        if size > self._settings.host_bytes:
             return None
-        return self.cheapest(need, protected | {node.id}, now_ms, below=self.value(node, now_ms))
+        below = min(self.value(node, now_ms) for node in nodes)
+        return self.cheapest(need, protected, now_ms, below)
 
-    def cheapest(
-        self, need_bytes: int, protected: Set[NodeId], now_ms: float, below: float = float("inf")
-    ) -> list[Node] | None:
+    def cheapest(self, need_bytes: int, protected: Set[NodeId], now_ms: float, below: float) -> list[Node] | None:
         """The least valuable nodes that free `need_bytes`, in the order to drop them; None if there are not enough."""
         cuttable = self._settings.memory is MemoryKind.CUTTABLE
         droppable: Callable[[Node], bool] = lambda n: n.id not in protected and not (cuttable and n.host_children)  # noqa: E731

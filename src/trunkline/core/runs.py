@@ -23,6 +23,7 @@ class Run:
     leaf: Node | None = None
     prompt_leaf: Node | None = None
     ended_ms: float | None = None
+    seen_ms: float = 0.0
     lost_tokens: int = 0
     """Tokens of its last prompt in an earlier process: what a restart made it lose."""
     marks: dict[NodeId, Node] = field(default_factory=dict)
@@ -68,29 +69,29 @@ class RunTable:
 
         The deepest place on the prompt's path where some run's prompt ended decides. If that was the run's latest
         prompt and the run is waiting, the turn continues it; if the run has gone on since, or is generating, the turn
-        is a branch of it. A prompt that passes no such place starts a run of its own.
+        is a branch of it. A prompt that passes no such place starts a run of its own. Where the client names a parent,
+        only that parent's branches are continued.
         """
         if fact.run is not None:
             return self.ensure(RunKey(fact.salt, fact.run), fact.parent, fact.origin)
         fresh = RunKey(fact.salt, fact.fresh)
-        if fact.parent is not None:
-            return self.ensure(fresh, fact.parent, fact.origin)
         for node in reversed(match.path):
             owners = [self._runs[key] for key in node.prompt_ends if key in self._runs]
-            if not owners:
-                continue
             free = [run for run in owners if run.prompt_leaf is node and not run.in_flight]
+            if fact.parent is not None:
+                free = [run for run in free if run.parent == fact.parent]
             if free:
                 return max(free, key=lambda run: (not run.finished, run.seq))
-            return self.ensure(fresh, max(owners, key=lambda run: run.seq).key.run, RunOrigin.INFERRED)
-        return self.ensure(fresh, None, RunOrigin.INFERRED)
+            if owners and fact.parent is None:
+                return self.ensure(fresh, max(owners, key=lambda run: run.seq).key.run, RunOrigin.INFERRED)
+        return self.ensure(fresh, fact.parent, fact.origin)
 
     def move_leaf(self, run: Run, leaf: Node) -> None:
         """The run's trajectory now ends at `leaf`."""
         old, run.leaf = run.leaf, leaf
         if old is not None:
-            old.leaves.pop(run.key, None)
-        leaf.leaves[run.key] = None
+            del old.leaves[run.key]
+        leaf.leaves[run.key] = not run.finished
         if not run.finished:
             _count(leaf, 1)
             if old is not None:
@@ -106,21 +107,20 @@ class RunTable:
         else:
             self._open[run.key] = run
         if run.leaf is not None:
+            run.leaf.leaves[run.key] = not finished
             _count(run.leaf, -1 if finished else 1)
 
     def presume_finished(self, idle_since_ms: float) -> None:
-        """Close every run whose last turn ended before `idle_since_ms`. A turn that comes after all reopens it."""
-        for run in list(self._oldest_open()):
-            if run.ended_ms is None or run.ended_ms >= idle_since_ms:
-                return
+        """Close every waiting run that was last seen before `idle_since_ms`. A turn that comes after all reopens it."""
+        while (run := next(self._oldest_open(), None)) is not None and run.seen_ms < idle_since_ms:
             self.set_finished(run, True)
 
     def presume_oldest_finished(self) -> bool:
-        """Close the run that waited longest; False if none waits."""
-        run = next(self._oldest_open(), None)
-        if run is not None:
+        """Close a tenth of the waiting runs, those last seen longest ago; False if none waits."""
+        oldest = list(islice(self._oldest_open(), 1 + len(self._open) // 10))
+        for run in oldest:
             self.set_finished(run, True)
-        return run is not None
+        return bool(oldest)
 
     def _oldest_open(self) -> Iterator[Run]:
         return (run for run in self._open.values() if not run.in_flight)
@@ -131,8 +131,9 @@ class RunTable:
         run.marks[node.id] = node
         run.prompt_leaf = node
 
-    def touch(self, run: Run) -> list[Run]:
+    def touch(self, run: Run, at_ms: float) -> list[Run]:
         """Make `run` the most recently used; returns the runs that are forgotten for it."""
+        run.seen_ms = at_ms
         self._runs[run.key] = self._runs.pop(run.key)
         if not run.finished:
             self._open[run.key] = self._open.pop(run.key)
@@ -146,7 +147,7 @@ class RunTable:
             for node in old.marks.values():
                 node.prompt_ends.pop(old.key, None)
             if old.leaf is not None:
-                old.leaf.leaves.pop(old.key, None)
+                del old.leaf.leaves[old.key]
         return forgotten
 
 

@@ -1,8 +1,10 @@
 """The calls of one step: who decodes, whose prompt is computed next and how much of it.
 
 Prefill and decode go in separate calls, since one call would make decodes wait for the slice. No slice is longer than
-the step budget. Prompts that are nearly computed (within `QUICK_BUDGETS`) get a slice in every step. Longer ones share
-the time with whoever decodes by an account: while others decode they earn *credit*, which is paid in slices.
+the step budget, unless nobody decodes and no short step is due (`LONE_BUDGETS`). Prompts that are nearly computed
+(within `QUICK_BUDGETS`) get a slice in every step; where several came at once, decodes wait for a few steps
+(`HOLD_STEPS`), so that all decode together. Longer prompts share the time with whoever decodes by an account: while
+others decode they earn *credit*, which is paid in slices.
 
 A long prefill (beyond `LONG_BUDGETS`) stands aside for turns that are predicted to be short: it earns its guaranteed
 share, and is paid once they are done, or at the latest when `DEFER_BUDGETS` are owed. So a third of a second belongs to
@@ -27,6 +29,10 @@ LONG_BUDGETS = 10.0
 """A prefill that takes more step budgets than this stands aside for short steps."""
 EVEN_SHARE = 0.5
 """A prefill's share of the time where nobody stands aside."""
+HOLD_STEPS = 4
+"""Steps that decodes wait while several quick prompts are being computed."""
+LONE_BUDGETS = 10.0
+"""Longest slice, in step budgets, while nobody decodes and no short step is due."""
 AGEING = 0.5
 """Milliseconds of expected prefill that a millisecond of waiting is worth when prefills are ordered."""
 
@@ -47,9 +53,10 @@ class Scheduler:
         self._settings = settings
         self._costs = costs
         self._credit_ms = 0.0
+        self._held_steps = 0
 
-    def step(self, turns: Sequence[Turn], now_ms: float) -> Step:
-        """Calls for the placed `turns`."""
+    def step(self, turns: Sequence[Turn], now_ms: float, *, short_step_due: bool) -> Step:
+        """Calls for the placed `turns`. `short_step_due`: a run that takes short steps is expected back."""
         decoding = [turn for turn in turns if turn.phase is Phase.DECODE]
         prefilling = [turn for turn in turns if turn.phase is Phase.PREFILL]
         if self._settings.order is Order.FCFS:
@@ -60,11 +67,9 @@ class Scheduler:
         ordered = sorted(prefilling, key=lambda turn: self._urgency(turn, now_ms))
         quick = [turn for turn in ordered if self._is_quick(turn)]
         if not quick:
-            return self._beside(ordered[0], decoding)
-        step = self._step(self._slices(quick), decoding, self._credit_ms)
-        if len(quick) == len(ordered):
-            return step
-        return replace(step, credit_ms=self._earned(step.predicted_ms, self._settings.prefill_share))
+            return self._beside(ordered[0], decoding, short_step_due=short_step_due)
+        others = [turn for turn in ordered if not self._is_quick(turn)]
+        return self._all_quick(quick, others[0] if others else None, decoding)
 
     def is_short(self, turn: Turn) -> bool:
         """Whether what is left of a turn is predicted to be a short step."""
@@ -88,22 +93,40 @@ class Scheduler:
     def _is_quick(self, turn: Turn) -> bool:
         return self.prefill_ms(turn) <= QUICK_BUDGETS * self._settings.step_budget_ms
 
+    def _all_quick(self, quick: Sequence[Turn], waiting: Turn | None, decoding: Sequence[Turn]) -> Step:
+        """Slices of nearly computed prompts; decodes join once all are under way, or have waited long enough.
+
+        A longer prompt that is `waiting` earns its share meanwhile, and is paid when enough is owed.
+        """
+        slices = self._slices(quick)
+        hold = len(slices) < len(quick) and self._held_steps < HOLD_STEPS
+        self._held_steps = self._held_steps + 1 if hold else 0
+        step = self._step(slices, [] if hold else decoding, self._credit_ms)
+        if waiting is None:
+            return step
+        budget = self._settings.step_budget_ms
+        if self._credit_ms < DEFER_BUDGETS * budget:
+            return replace(step, credit_ms=self._earned(step.predicted_ms, self._settings.prefill_share))
+        owed = self._slice(waiting, self._fitting(waiting, budget))
+        return self._step([*slices, owed], [] if hold else decoding, self._credit_ms - self._slice_ms(owed))
+
     def _slices(self, turns: Sequence[Turn]) -> list[Prefill]:
         """Slices for as many turns as one step budget holds, at least for the first."""
         chosen: list[Prefill] = []
         left_ms = self._settings.step_budget_ms
         for turn in turns:
-            part = self._slice(turn, self._fitting(turn))
+            part = self._slice(turn, self._fitting(turn, self._settings.step_budget_ms))
             left_ms -= self._slice_ms(part)
             if chosen and left_ms < 0:
                 break
             chosen.append(part)
         return chosen
 
-    def _beside(self, turn: Turn, decoding: Sequence[Turn]) -> Step:
+    def _beside(self, turn: Turn, decoding: Sequence[Turn], *, short_step_due: bool) -> Step:
         """A prefill that is not quick, and whoever decodes beside it."""
         budget = self._settings.step_budget_ms
-        part = self._slice(turn, self._fitting(turn))
+        lone = not decoding and not short_step_due
+        part = self._slice(turn, self._fitting(turn, budget * LONE_BUDGETS if lone else budget))
         slice_ms = self._slice_ms(part)
         if not decoding:
             return self._step([part], [], max(0.0, self._credit_ms - slice_ms))
@@ -116,12 +139,13 @@ class Scheduler:
 
     def _earned(self, ms: float, share: float) -> float:
         """The credit after a waiting prefill let others have `ms`."""
-        return self._credit_ms + ms * share / (1 - share)
+        most = 2 * DEFER_BUDGETS * self._settings.step_budget_ms
+        return min(most, self._credit_ms + ms * share / (1 - share))
 
-    def _fitting(self, turn: Turn) -> int:
-        """Tokens of a slice that fits the budget, even when nobody else is there: a short step may arrive meanwhile."""
+    def _fitting(self, turn: Turn, budget_ms: float) -> int:
+        """Tokens of the largest slice that is expected to fit."""
         limit, least = self._settings.max_slice_tokens, self._settings.min_slice_tokens
-        fits = self._costs.slice_tokens(self._settings.step_budget_ms, turn.computed, limit)
+        fits = self._costs.slice_tokens(budget_ms, turn.computed, limit)
         return max(least, fits - fits % least)
 
     def _slice_limit(self, turn: Turn, tokens: int) -> int:

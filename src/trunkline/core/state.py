@@ -5,7 +5,7 @@ from trunkline.core.placement import Placement
 from trunkline.core.predict import CostModel, Forecast
 from trunkline.core.prefix import PrefixTree, Split
 from trunkline.core.retention import Retention
-from trunkline.core.runs import RunTable
+from trunkline.core.runs import Run, RunTable
 from trunkline.core.schedule import Scheduler
 from trunkline.core.slots import Slot
 from trunkline.core.turns import Turn
@@ -44,6 +44,11 @@ class State:
         self.retention.split(split.node, split.upper)
         return [SplitSegment(split.node.id, split.upper.id, split.tokens)] if held and not self.checkpoints else []
 
+    def forget(self, runs: list[Run]) -> None:
+        """Nothing is learned any more of runs that are remembered no longer."""
+        for run in runs:
+            self.forecast.forget(run.key)
+
     def tidy(self, now_ms: float) -> None:
         """Bound what is remembered: runs that waited too long are presumed over, and the tree keeps to its limit.
 
@@ -55,7 +60,9 @@ class State:
         if self.tree.symbols <= limit:
             return
         self._prune(limit - limit // 10)
-        while self.tree.symbols > limit and self.runs.presume_oldest_finished():
+        before = self.tree.symbols + 1
+        while limit < self.tree.symbols < before and self.runs.presume_oldest_finished():
+            before = self.tree.symbols
             self._prune(limit - limit // 10)
 
     def _prune(self, target_symbols: int) -> None:
@@ -69,5 +76,5 @@ class State:
                     run.prompt_leaf = None if run.prompt_leaf is node else run.prompt_leaf
             for key in node.leaves:
                 run = self.runs.get(key)
-                if run is not None and run.leaf is node:
+                if run is not None:
                     run.leaf = None

@@ -37,8 +37,12 @@ class Turn:
     """Where the prompt left its run's history: symbols that were there, symbols that came, where that history ended."""
     lost_tokens: int = 0
     """Leading prompt tokens that an earlier process had computed for this run."""
+    likely_slot: SlotId | None = None
+    """The idle slot that held most of the prompt when it arrived."""
     stops: tuple[int, ...] = ()
     """Prompt positions where a slice must end, because the whole state is saved there (checkpoint memory)."""
+    promised_tokens: int = 0
+    """Tokens of a hit that could not be read back: what of them is computed again is a broken promise."""
     phase: Phase = Phase.QUEUED
     slot: SlotId | None = None
     computed: int = 0

@@ -73,6 +73,9 @@ class MissReason(StrEnum):
     SHARING_OFF = "sharing_off"
     CACHE_RESET = "cache_reset"
     COMPUTE_FAILED = "compute_failed"
+    ENDED_IN_QUEUE = (
+        "ended_in_queue"  # nothing was computed: the client left, or the turn failed, before its place came
+    )
 
 
 class RunState(StrEnum):

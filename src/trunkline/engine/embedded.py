@@ -5,16 +5,18 @@ import itertools
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from trunkline.core.facts import RunRestored
 from trunkline.core.types import CoreSettings, Ints, RunKey
 from trunkline.engine.generation import Generation
 from trunkline.engine.history import History
 from trunkline.engine.journal import Journal
 from trunkline.engine.live import LiveTurn
-from trunkline.engine.loop import EngineLoop, Sink
+from trunkline.engine.loop import EngineLoop, Sink, now_ms
 from trunkline.engine.memory import Slots
 from trunkline.engine.model import Model
 from trunkline.engine.sampling import SamplingError
@@ -48,7 +50,6 @@ class EmbeddedEngine:
             slots, settings, self._vocabulary, self._history, node="embedded", sink=sink, journal=journal
         )
         self._turn_ids = itertools.count(1)
-        self._started = False
 
     @property
     def model(self) -> ModelInfo:
@@ -58,22 +59,22 @@ class EmbeddedEngine:
     def start(self) -> None:
         """Begin to serve."""
         self._loop.start()
-        self._started = True
 
     def stop(self) -> None:
         """Stop after the step in progress; turns in flight fail."""
         self._loop.stop()
-        self._started = False
 
     def restore_run(self, key: RunKey, parent: str | None, turns: int, prompt_tokens: int) -> None:
         """Make a run of an earlier process known."""
-        self._loop.restore(key, parent, turns, prompt_tokens)
+        self._loop.restore(
+            RunRestored(at_ms=now_ms(), key=key, parent=parent, turns=turns, prompt_tokens=prompt_tokens)
+        )
 
     def ready(self) -> str | None:
         """None once generation works; otherwise why it does not."""
-        if not self._started:
-            return "the engine is not running"
-        return self._loop.failure
+        if self._loop.failure is not None:
+            return self._loop.failure
+        return None if self._loop.alive else "the engine is not running"
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
         """The prompt text of the model's own template. Raises `TemplateError`."""
@@ -93,7 +94,8 @@ class EmbeddedEngine:
         events: asyncio.Queue[TurnEvent] = asyncio.Queue()
 
         def emit(event: TurnEvent) -> None:
-            if not loop.is_closed():
+            # The loop may close at any moment; then nobody waits for the event any more.
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
         try:

@@ -5,7 +5,8 @@ same plans again (`replay`). Numbers are written in full, so that equal lines me
 """
 
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from trunkline.core.actions import StepPlan
 from trunkline.core.facts import Fact
 from trunkline.core.policy import Core
 from trunkline.core.types import CoreSettings
+
+log = logging.getLogger("trunkline.journal")
 
 _TYPES: dict[str, type] = {
     name: kind
@@ -30,7 +33,13 @@ class Journal:
     """Writes a decision log. One thread uses it."""
 
     def __init__(self, path: Path, settings: CoreSettings) -> None:
+        """Raises `OSError` if the file cannot be written."""
         self._file = path.open("w", encoding="utf-8")
+        self._broken = False
+        self.begin(settings)
+
+    def begin(self, settings: CoreSettings) -> None:
+        """A fresh core decides from here on."""
         self._write("settings", settings)
 
     def fact(self, fact: Fact) -> None:
@@ -41,20 +50,39 @@ class Journal:
         """The core decided this."""
         self._write("plan", plan)
 
+    def flush(self) -> None:
+        """Hand what was written to the system, so that a killed process leaves a whole log."""
+        self._guarded(self._file.flush)
+
     def close(self) -> None:
         """Write out what is buffered."""
-        self._file.close()
+        self._guarded(self._file.close)
 
     def _write(self, kind: str, value: object) -> None:
-        self._file.write(json.dumps({kind: _plain(value)}, separators=(",", ":")) + "\n")
+        line = json.dumps({kind: _plain(value)}, separators=(",", ":")) + "\n"
+        self._guarded(lambda: self._file.write(line))
+
+    def _guarded(self, operation: Callable[[], object]) -> None:
+        """A log that cannot be written (a full disk) ends; serving goes on."""
+        if self._broken:
+            return
+        try:
+            operation()
+        except OSError as error:
+            self._broken = True
+            log.error("the decision log ends here: %s", error)
 
 
 def replay(path: Path) -> Iterator[tuple[StepPlan, StepPlan]]:
     """Feed a log's facts to a fresh core; yields (plan in the log, plan made now) for every plan."""
     with path.open(encoding="utf-8") as file:
-        core = Core(_built(json.loads(file.readline())["settings"]))
+        core: Core | None = None
         for line in file:
             entry = json.loads(line)
+            if "settings" in entry:
+                core = Core(_built(entry["settings"]))
+                continue
+            assert core is not None, "a log begins with its settings"
             if "fact" in entry:
                 core.handle(_built(entry["fact"]))
             else:

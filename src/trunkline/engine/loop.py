@@ -40,6 +40,7 @@ log = logging.getLogger("trunkline.engine")
 Sink = Callable[[str, str, str | None, str, TurnRow], None]
 """Takes (salt, run, parent, origin, row) of every turn that ended; thread-safe."""
 IDLE_POLL_S = 0.5
+SHUTTING_DOWN = Failed(503, "shutting_down", "the server is shutting down; send the request again")
 
 
 class EngineLoop:
@@ -68,7 +69,7 @@ class EngineLoop:
         self._live: dict[TurnId, LiveTurn] = {}
         self._ended: list[tuple[LiveTurn, EndReason]] = []
         self._records: dict[TurnId, TurnRecord] = {}
-        self._stopping = False
+        self._stopping = self._stopped = False
         self._deaths = 0
         self._start_overs = 0
         self.gauges: dict[str, float] = {}
@@ -87,9 +88,16 @@ class EngineLoop:
         if self._thread.is_alive():
             self._thread.join()
 
+    @property
+    def alive(self) -> bool:
+        """Whether turns are being served."""
+        return self._thread.is_alive() and not self._stopped
+
     def submit(self, live: LiveTurn) -> None:
         """Serve a turn; its events go to `live.emit`."""
         self._inbox.put(lambda: self._arrive(live))
+        if self._stopped:
+            self._refuse_all()
 
     def cancel(self, turn: TurnId) -> None:
         """Nobody waits for this turn any more."""
@@ -103,9 +111,8 @@ class EngineLoop:
         """A run is over."""
         self._inbox.put(lambda: self._tell(RunFinished(at_ms=now_ms(), key=key)))
 
-    def restore(self, key: RunKey, parent: str | None, turns: int, prompt_tokens: int) -> None:
+    def restore(self, fact: RunRestored) -> None:
         """A run is known from an earlier process."""
-        fact = RunRestored(at_ms=now_ms(), key=key, parent=parent, turns=turns, prompt_tokens=prompt_tokens)
         self._inbox.put(lambda: self._tell(fact))
 
     def reset(self) -> None:
@@ -115,18 +122,34 @@ class EngineLoop:
     # --- the engine thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._stopping:
-            try:
-                self._receive()
-                plan = self._plan()
-                if plan.moves or plan.calls:
-                    self._apply(plan)
-                else:
-                    self._wait()
-            except Exception as error:
-                self._start_over(error)
-        for live in list(self._live.values()):
-            live.emit(Failed(503, "shutting_down", "the server is shutting down; send the request again"))
+        try:
+            while not self._stopping:
+                try:
+                    self._turn_the_wheel()
+                except Exception as error:
+                    self._start_over(error)
+        except Exception as error:
+            log.exception("the engine stopped")
+            self.failure = f"the engine stopped ({type(error).__name__}: {error}); restart the server"
+        finally:
+            self._stopping = self._stopped = True
+            self._refuse_all()
+
+    def _turn_the_wheel(self) -> None:
+        self._receive()
+        plan = self._plan()
+        if plan.moves or plan.calls:
+            self._apply(plan)
+        else:
+            self._publish()
+            self._wait()
+
+    def _refuse_all(self) -> None:
+        """Nobody is left waiting: turns in flight and turns in the inbox are told."""
+        self._receive()
+        while self._live:
+            _, live = self._live.popitem()
+            live.emit(SHUTTING_DOWN)
 
     def _receive(self) -> None:
         while True:
@@ -159,6 +182,8 @@ class EngineLoop:
         ended, self._ended = self._ended, []
         for live, reason in ended:
             self._end(live, reason)
+        if self._journal is not None:
+            self._journal.flush()
         self._publish()
 
     def _call(self, call: act.Call, unusable: set[int]) -> float:
@@ -206,6 +231,9 @@ class EngineLoop:
     # --- turns ------------------------------------------------------------------------------------------------
 
     def _arrive(self, live: LiveTurn) -> None:
+        if self._stopping:
+            live.emit(SHUTTING_DOWN)
+            return
         hint, request = live.request.hint, live.request
         self._live[live.id] = live
         self._tell(
@@ -244,15 +272,17 @@ class EngineLoop:
             )
         generated = np.array(generation.tokens, np.int32)
         self._tell(TurnEnded(at_ms=now_ms(), turn=live.id, reason=reason, generated=generated))
-        del self._live[live.id]
         row = turn_row(self._records.pop(live.id), live.at, self._node, self._vocabulary)
         self._sink(run.key.salt, run.key.run, run.parent, run.origin, row)
         if reason is EndReason.FAILED:
             live.emit(live.failure)
         else:
             live.emit(Ended(reason, row, generation.stopped_by))
+        del self._live[live.id]
 
     def _tell(self, fact: Fact) -> None:
+        if self._stopped:
+            return
         if self._journal is not None:
             self._journal.fact(fact)
         for action in self._core.handle(fact):
@@ -278,7 +308,19 @@ class EngineLoop:
         message = f"the engine had to start over ({type(error).__name__}); send the request again"
         for live in list(self._live.values()):
             live.emit(Failed(500, "engine_restarted", message))
-        known = [(run.key, run.parent, run.turns, run.leaf.end if run.leaf else 0) for run in self._core.state.runs]
+        at = now_ms()
+        known = [
+            RunRestored(
+                at_ms=at,
+                key=run.key,
+                parent=run.parent,
+                turns=run.turns,
+                prompt_tokens=run.leaf.end if run.leaf is not None else 0,
+                origin=run.origin,
+                finished=run.finished,
+            )
+            for run in self._core.state.runs
+        ]
         self._live.clear()
         self._ended.clear()
         self._records.clear()
@@ -289,8 +331,11 @@ class EngineLoop:
             self._stopping = True
             return
         self._core = Core(self._settings)
-        for key, parent, turns, tokens in known:
-            self._tell(RunRestored(at_ms=now_ms(), key=key, parent=parent, turns=turns, prompt_tokens=tokens))
+        if self._journal is not None:
+            self._journal.begin(self._settings)
+        for fact in known:
+            self._tell(fact)
+        self._publish()
 
     def _stop(self) -> None:
         self._stopping = True

@@ -14,7 +14,10 @@ def turn_row(record: TurnRecord, at: float, node: str, vocabulary: Vocabulary) -
     assert record.reason is not None
     placed = record.placed_ms if record.placed_ms is not None else record.ended_ms
     first = record.first_token_ms if record.first_token_ms is not None else record.ended_ms
-    was_placed = record.placed_ms is not None
+    if record.placed_ms is None:
+        misses: tuple[MissRow, ...] = (MissRow(reason=MissReason.ENDED_IN_QUEUE, tokens=record.prompt_tokens),)
+    else:
+        misses = tuple(_miss_row(miss, record, vocabulary) for miss in record.misses)
     return TurnRow(
         index=record.index,
         at=at,
@@ -22,9 +25,9 @@ def turn_row(record: TurnRecord, at: float, node: str, vocabulary: Vocabulary) -
         prompt_tokens=record.prompt_tokens,
         cached_tokens=record.cached_tokens,
         novel_tokens=record.novel_tokens,
-        reusable_tokens=record.reusable_tokens,
+        reusable_tokens=record.reusable_tokens if record.placed_ms is not None else 0,
         completion_tokens=record.completion_tokens,
-        misses=tuple(_miss_row(miss, record, vocabulary) for miss in record.misses) if was_placed else (),
+        misses=misses,
         queue_ms=placed - record.arrived_ms,
         prefill_ms=first - placed,
         decode_ms=record.ended_ms - first,
