@@ -170,6 +170,7 @@ class FakeEngine:
                     self.slots[slot] = []
                     failed_slots.add(slot)
                     return MoveTiming(False, 0, 1.0)
+                assert all(p.start < p.end for p in pieces), "no piece is empty"
                 loaded = [s for p in pieces for s in self.segments[p.node][: p.end - p.start]]
                 assert loaded == self.jobs[turn].prompt[: len(loaded)], "what is loaded is the prompt's own prefix"
                 assert len(loaded) == pieces[-1].end, "pieces are whole and in order"

@@ -2,7 +2,7 @@
 
 from tests.core.helpers import make_engine, tokens
 from trunkline.core.facts import RunFinished
-from trunkline.core.types import Eviction, RunKey
+from trunkline.core.types import Eviction, RunKey, TurnRecord
 
 
 def test_a_runs_context_survives_others_as_long_as_there_is_room() -> None:
@@ -70,3 +70,38 @@ def test_without_host_memory_a_run_is_served_from_its_warm_slot() -> None:
     engine = make_engine(slots=2, host_bytes=0)
     engine.serve(tokens(200), run="a", length=1)
     assert engine.serve([*tokens(200), 1], run="a").cached_tokens == 200
+
+
+def test_slots_and_host_memory_add_up() -> None:
+    engine = make_engine(slots=2, host_bytes=800_000)
+    for turn in range(4):
+        for run in range(5):
+            history = engine.histories.get(f"r{run}", tokens(180, 1000 * run))
+            record = engine.serve([*history, 1][:200], run=f"r{run}", length=1)
+            assert turn == 0 or record.cached_tokens >= record.reusable_tokens - 1
+
+
+def test_where_more_runs_take_turns_than_memory_holds_some_keep_all_they_had() -> None:
+    def reuse(eviction: Eviction) -> float:
+        engine = make_engine(slots=1, host_bytes=600_000, eviction=eviction)
+        records: list[TurnRecord] = []
+        for _ in range(6):
+            for run in range(8):
+                engine.now_ms += 1000
+                records.append(engine.serve([*tokens(200, 1000 * run), len(records)], run=f"r{run}", length=1))
+        later = records[8:]
+        return sum(r.cached_tokens for r in later) / sum(r.reusable_tokens for r in later)
+
+    assert reuse(Eviction.VALUE) > 0.3
+    assert reuse(Eviction.LRU) < 0.1
+
+
+def test_a_run_that_stays_away_gives_way() -> None:
+    engine = make_engine(slots=1, host_bytes=250_000)
+    engine.serve(tokens(200), run="away", length=1)
+    engine.serve(tokens(200, 1000), run="b", length=1)
+    engine.now_ms += 600_000
+    for _ in range(3):
+        engine.serve([*tokens(200, 1000), 1], run="b", length=1)
+        engine.serve([*tokens(200, 2000), 1], run="c", length=1)
+    assert engine.serve([*tokens(200, 1000), 1, 2], run="b").cached_tokens >= 200

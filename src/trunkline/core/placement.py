@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 
 from trunkline.core.actions import DeathNotice, Drop, Load, Move, Piece, Save, Trim
 from trunkline.core.predict import CostModel
-from trunkline.core.prefix import Death, Node, common_ancestor
+from trunkline.core.prefix import Death, Node, PrefixTree, common_ancestor
 from trunkline.core.retention import Retention
 from trunkline.core.slots import Slot, live_nodes, path_ids
 from trunkline.core.turns import Phase, Turn
 from trunkline.core.types import CoreSettings, MemoryKind, MissReason, NodeId, RunKey, Sharing, SlotId
 
 WORTH_WAITING_TOKENS = 32
-"""A prefix being computed by another turn is waited for if it saves at least this much."""
+"""A prefix being computed by another turn is waited for, and the head of one that does not fit is saved, if it is at
+least this long."""
 
 
 @dataclass(slots=True)
@@ -47,8 +48,11 @@ class Choice:
 class Placement:
     """Decides slots for queued turns and saves for slots that change hands."""
 
-    def __init__(self, settings: CoreSettings, slots: list[Slot], retention: Retention, costs: CostModel) -> None:
+    def __init__(
+        self, settings: CoreSettings, tree: PrefixTree, slots: list[Slot], retention: Retention, costs: CostModel
+    ) -> None:
         self._settings = settings
+        self._tree = tree
         self._slots = slots
         self._retention = retention
         self._costs = costs
@@ -71,7 +75,7 @@ class Placement:
             (self._option(slot, turn, live, coverage, wanted, now_ms) for slot in idle),
             key=lambda pair: (pair[0], pair[1].slot.held, pair[1].slot.id),
         )[1]
-        protected = _paths(in_flight)
+        protected = _queued_paths(in_flight)
         if choice.load:
             choice = self._copy_out(choice, coverage, ledger, protected, now_ms)
             choice = self._or_in_place(choice, turn, path, idle, coverage)
@@ -163,7 +167,11 @@ class Placement:
         if self._settings.memory is MemoryKind.CHECKPOINTS:
             last = choice.live[-1]
             standing = self._standing(last)
-            if not last.host and standing is not None and not self._save(standing, [last], ledger, protected, now_ms):
+            if (
+                not last.host
+                and standing is not None
+                and not self._save(standing, [last], ledger, protected, now_ms, giving_up=choice.slot)
+            ):
                 shorter = choice.live[:-1]
                 while shorter and not shorter[-1].host:
                     shorter.pop()
@@ -175,7 +183,7 @@ class Placement:
                 source = max(self._slots, key=lambda slot: (coverage[slot.id], -slot.id))
                 missing.setdefault(source.id, []).append(node)
         for slot_id, nodes in missing.items():
-            if not self._save(self._slots[slot_id], nodes, ledger, protected, now_ms):
+            if not self._save(self._slots[slot_id], nodes, ledger, protected, now_ms, giving_up=choice.slot):
                 live = [n for n in choice.live if n.end <= self._host_end(choice.live)]
                 return Choice(choice.slot, live, live[-1].end if live else 0, bool(live))
         return choice
@@ -215,7 +223,8 @@ class Placement:
         # A node without its ancestors is useless, so whatever is not saved yet above one that pays is saved with it.
         saving = unsaved[: unsaved.index(pays[-1]) + 1] if pays else []
         if saving:
-            self._save(slot, saving, ledger, protected, now_ms, release=cuttable and not choice.in_place)
+            release = cuttable and not choice.in_place
+            self._save(slot, saving, ledger, protected, now_ms, giving_up=slot, release=release)
         for node in losing:
             if not node.host:
                 self.dies(node, MissReason.EVICTED, ledger, now_ms)
@@ -234,29 +243,34 @@ class Placement:
         slot: Slot,
         nodes: list[Node],
         ledger: Ledger,
-        protected: set[NodeId],
+        protected: Set[NodeId],
         now_ms: float,
         *,
+        giving_up: Slot | None,
         release: bool = False,
     ) -> bool:
-        """Copy `nodes` out of `slot`, dropping what is worth less; False if not all of them fit."""
+        """Copy `nodes` out of `slot`, dropping what is worth less; False if not all of them fit.
+
+        `giving_up` is the slot whose content is about to be replaced: what it holds has no second home.
+        """
+        cuttable = self._settings.memory is MemoryKind.CUTTABLE
+        staying = protected | set(path_ids(nodes[-1]))
+        kept = [other for other in self._slots if other is not giving_up] if cuttable else []
+        doubled = {node.id for other in kept for node in other.nodes()}
+        whole = self._retention.room_for(nodes, staying, doubled, now_ms)
         pieces: list[Piece] = []
         drops: list[Node] = []
-        staying = protected | set(path_ids(nodes[-1]))
-        whole = self._retention.room_for(nodes, staying, now_ms)
-        for i, node in enumerate(nodes):
-            if whole is not None:
-                room = whole if i == 0 else []
-            elif (some := self._retention.room_for([node], staying, now_ms)) is not None:
-                room = some
-            else:
+        for node in nodes:
+            room = self._retention.room_for([node], staying, doubled, now_ms) if whole is None else whole
+            if room is None:
+                pieces += self._save_head(node) if cuttable else []
                 break
             for old in room:
                 self._retention.dropped(old)
-                drops.append(old)
+            drops += room
+            whole = [] if whole is not None else None
             self._retention.saved(node)
-            start = 0 if self._settings.memory is MemoryKind.CHECKPOINTS else node.start
-            pieces.append(Piece(node.id, start, node.end))
+            pieces.append(Piece(node.id, node.start if cuttable else 0, node.end))
         for old in drops:
             ledger.moves.append(Drop(old.id))
             if not self.is_held(old):
@@ -265,11 +279,22 @@ class Placement:
             ledger.moves.append(Save(slot.id, tuple(pieces), release))
         return len(pieces) == len(nodes)
 
+    def _save_head(self, node: Node) -> list[Piece]:
+        """As much of a node that does not fit as does: a prefix cut short still saves what it holds."""
+        fits = self._retention.free_bytes() // self._settings.bytes_per_token
+        if fits < WORTH_WAITING_TOKENS:
+            return []
+        upper, _ = self._tree.split_at_token(node, node.start + fits)
+        if upper is None or upper is node:
+            return []
+        self._retention.saved(upper)
+        return [Piece(upper.id, upper.start, upper.end)]
+
     def checkpoint(self, turn: Turn, node: Node, in_flight: list[Turn], ledger: Ledger, now_ms: float) -> None:
         """Save the whole state of a turn's slot, which stands exactly at `node`'s end."""
         assert turn.slot is not None
         assert self._slots[turn.slot].held == node.end
-        self._save(self._slots[turn.slot], [node], ledger, _paths(in_flight), now_ms)
+        self._save(self._slots[turn.slot], [node], ledger, _queued_paths(in_flight), now_ms, giving_up=None)
 
     def dies(self, node: Node, reason: MissReason, ledger: Ledger, now_ms: float) -> None:
         """KV of `node` is given up; its runs are told."""
@@ -283,7 +308,9 @@ class Placement:
         if choice.load:
             checkpoints = self._settings.memory is MemoryKind.CHECKPOINTS
             nodes = choice.live[-1:] if checkpoints else choice.live
-            pieces = tuple(Piece(n.id, 0 if checkpoints else n.start, min(n.end, tokens)) for n in nodes)
+            pieces = tuple(
+                Piece(n.id, 0 if checkpoints else n.start, min(n.end, tokens)) for n in nodes if n.start < tokens
+            )
             ledger.moves.append(Load(slot.id, turn.id, pieces))
         elif slot.held != tokens or slot.stale:
             ledger.moves.append(Trim(slot.id, turn.id, tokens))
@@ -314,8 +341,8 @@ def hurt_runs(node: Node) -> tuple[RunKey, ...]:
     return tuple(sorted(found))
 
 
-def _paths(turns: list[Turn]) -> set[NodeId]:
-    return {node.id for turn in turns for node in turn.leaf.path()}
+def _queued_paths(turns: list[Turn]) -> set[NodeId]:
+    return {node.id for turn in turns if turn.phase is Phase.QUEUED for node in turn.leaf.path()}
 
 
 def _ids(nodes: list[Node]) -> set[NodeId]:

@@ -2,14 +2,17 @@
 
 The value of a node's KV is its chance of being used again times the time that recomputing it would take, per byte
 held. The chance is high while an open run's trajectory passes through the node and decays with the time since it was
-used; a superseded branch (no open run passes) is worth little at once. There are no pins: nothing here is kept because
-it once was asked for. What turns in flight stand on is not a candidate (`protected`).
+used; a superseded branch (no open run passes) is worth little at once. Within a few typical gaps it does not decay:
+where more runs take turns than memory holds, dropping the longest waiting would drop the one that is due next, every
+time, so equals do not displace each other and what is held stays whole. A copy of what a slot holds as well is worth
+nothing: memory beside the slots adds to them. There are no pins: nothing here is kept because it once was asked for.
+What queued turns stand on is not a candidate (`protected`); turns that were placed stand on their slots.
 
 KV that can be cut at any token is given up from the leaves, so that what is left is always a whole prefix. Saved
 states (checkpoint memory) stand alone. The trivial rival, `Eviction.LRU`, orders by last use alone.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from heapq import heapify, heappop, heappush
 
 from trunkline.core.predict import CostModel, Forecast
@@ -18,7 +21,8 @@ from trunkline.core.types import CoreSettings, Eviction, MemoryKind, NodeId
 
 SUPERSEDED = 0.02
 """Chance that a branch which no open run follows is taken up again (a retry, an undone edit)."""
-MIN_HALF_LIFE_MS = 60_000.0
+MIN_GRACE_MS = 60_000.0
+"""A run that waited no longer than this (or four typical gaps) is as likely back as one that just began to wait."""
 
 
 class Retention:
@@ -39,8 +43,8 @@ class Retention:
 
     def chance(self, node: Node, now_ms: float) -> float:
         """Chance in [0, 1] that some run comes back for this node."""
-        half_life = max(MIN_HALF_LIFE_MS, 4 * self._forecast.typical_gap_ms())
-        fresh = float(0.5 ** (max(0.0, now_ms - node.used_ms) / half_life))
+        grace = max(MIN_GRACE_MS, 4 * self._forecast.typical_gap_ms())
+        fresh = float(0.5 ** (max(0.0, now_ms - node.used_ms - grace) / grace))
         if node.users == 0:
             return SUPERSEDED * fresh
         return float(1.0 - (1.0 - 0.98 * fresh) ** node.users)
@@ -67,7 +71,9 @@ class Retention:
             return True
         return self.chance(node, now_ms) * self.recompute_ms(node) > self._costs.move_ms(self.bytes_of(node))
 
-    def room_for(self, nodes: Sequence[Node], protected: Set[NodeId], now_ms: float) -> list[Node] | None:
+    def room_for(
+        self, nodes: Sequence[Node], protected: Set[NodeId], doubled: Set[NodeId], now_ms: float
+    ) -> list[Node] | None:
         """Which nodes to drop so that all of `nodes` can be saved: the least valuable, all worth less than these.
 
         Empty if they fit already; None if there is not enough of less value. Changes nothing.
@@ -79,13 +85,25 @@ class Retention:
         if size > self._settings.host_bytes:
             return None
         below = min(self.value(node, now_ms) for node in nodes)
-        return self.cheapest(need, protected, now_ms, below)
+        return self.cheapest(need, protected, doubled, now_ms, below)
 
-    def cheapest(self, need_bytes: int, protected: Set[NodeId], now_ms: float, below: float) -> list[Node] | None:
-        """The least valuable nodes that free `need_bytes`, in the order to drop them; None if there are not enough."""
+    def cheapest(
+        self, need_bytes: int, protected: Set[NodeId], doubled: Set[NodeId], now_ms: float, below: float
+    ) -> list[Node] | None:
+        """The least valuable nodes that free `need_bytes`, in the order to drop them; None if there are not enough.
+
+        A `doubled` node is in a slot as well: its copy here is worth nothing.
+        """
         cuttable = self._settings.memory is MemoryKind.CUTTABLE
-        droppable: Callable[[Node], bool] = lambda n: n.id not in protected and not (cuttable and n.host_children)  # noqa: E731
-        heap = [(self.value(node, now_ms), node.id, node) for node in self._held.values() if droppable(node)]
+
+        def price(node: Node) -> tuple[float, NodeId, Node]:
+            return (-1.0 if node.id in doubled else self.value(node, now_ms)), node.id, node
+
+        heap = [
+            price(node)
+            for node in self._held.values()
+            if node.id not in protected and not (cuttable and node.host_children)
+        ]
         heapify(heap)
         remaining: dict[NodeId, int] = {}
         chosen: list[Node] = []
@@ -100,7 +118,7 @@ class Retention:
                 left = remaining.get(parent.id, parent.host_children) - 1
                 remaining[parent.id] = left
                 if left == 0 and parent.id not in protected:
-                    heappush(heap, (self.value(parent, now_ms), parent.id, parent))
+                    heappush(heap, price(parent))
         return chosen if need_bytes <= 0 else None
 
     def saved(self, node: Node) -> None:
@@ -142,6 +160,10 @@ class Retention:
         if node is not None and real_bytes > 0:
             self.host_bytes += real_bytes - node.host_bytes
             node.host_bytes = real_bytes
+
+    def free_bytes(self) -> int:
+        """Host memory that nothing takes."""
+        return self._settings.host_bytes - self.host_bytes
 
     def held(self) -> tuple[Node, ...]:
         """Every node in host memory."""

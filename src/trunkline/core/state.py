@@ -27,7 +27,7 @@ class State:
         self.costs = CostModel()
         self.forecast = Forecast()
         self.retention = Retention(settings, self.costs, self.forecast)
-        self.placement = Placement(settings, self.slots, self.retention, self.costs)
+        self.placement = Placement(settings, self.tree, self.slots, self.retention, self.costs)
         self.scheduler = Scheduler(settings, self.costs)
         self.broken_promises = 0
 

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -50,6 +51,7 @@ class EmbeddedEngine:
             slots, settings, self._vocabulary, self._history, node="embedded", sink=sink, journal=journal
         )
         self._turn_ids = itertools.count(1)
+        self._last_courier: Courier | None = None
 
     @property
     def model(self) -> ModelInfo:
@@ -90,13 +92,11 @@ class EmbeddedEngine:
 
     async def generate(self, request: TurnRequest) -> AsyncIterator[TurnEvent]:
         """Serve one turn; closing the iterator aborts it."""
-        loop = asyncio.get_running_loop()
+        courier = self._courier()
         events: asyncio.Queue[TurnEvent] = asyncio.Queue()
 
         def emit(event: TurnEvent) -> None:
-            # The loop may close at any moment; then nobody waits for the event any more.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(events.put_nowait, event)
+            courier.send(events, event)
 
         try:
             generation = Generation(request, self._vocabulary)
@@ -115,6 +115,13 @@ class EmbeddedEngine:
             if not over:
                 self._loop.cancel(live.id)
 
+    def _courier(self) -> "Courier":
+        """The courier to the running event loop."""
+        loop = asyncio.get_running_loop()
+        if self._last_courier is None or self._last_courier.loop is not loop:
+            self._last_courier = Courier(loop)
+        return self._last_courier
+
     def declare_run(self, key: RunKey, parent: str | None) -> None:
         """Note a run before its first turn."""
         self._loop.declare(key, parent)
@@ -130,6 +137,31 @@ class EmbeddedEngine:
     def gauges(self) -> Mapping[str, float]:
         """Figures of the latest step."""
         return self._loop.gauges
+
+
+class Courier:
+    """Carries events from the engine thread to one event loop; those sent close together share one wake-up."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._bag: deque[tuple[asyncio.Queue[TurnEvent], TurnEvent]] = deque()
+        self._called = False
+
+    def send(self, events: "asyncio.Queue[TurnEvent]", event: TurnEvent) -> None:
+        """Called on the engine thread."""
+        self._bag.append((events, event))
+        if not self._called:
+            self._called = True
+            # The loop may close at any moment; then nobody waits for the event any more.
+            with suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        # Reset first: what is sent from now on calls again, what was sent before is in the bag.
+        self._called = False
+        while self._bag:
+            events, event = self._bag.popleft()
+            events.put_nowait(event)
 
 
 def warm_up(slots: Slots, vocab_size: int) -> None:

@@ -42,7 +42,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 def run_server(app: Starlette, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve `app` on a socket of `listen` until a signal. `on_ready` is called once connections are accepted."""
-    asyncio.run(DrainingServer(app, on_ready).serve(sockets=[listener]))
+    server = DrainingServer(app, on_ready)
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(server.serve(sockets=[listener]))
 
 
 class DrainingServer(uvicorn.Server):
