@@ -29,7 +29,7 @@ LONG_BUDGETS = 10.0
 """A prefill that takes more step budgets than this stands aside for short steps."""
 EVEN_SHARE = 0.5
 """A prefill's share of the time where nobody stands aside."""
-HOLD_STEPS = 4
+HOLD_STEPS = 2
 """Steps that decodes wait while several quick prompts are being computed."""
 LONE_BUDGETS = 10.0
 """Longest slice, in step budgets, while nobody decodes and no short step is due."""
@@ -111,9 +111,9 @@ class Scheduler:
         return self._step([*slices, owed], [] if hold else decoding, self._credit_ms - self._slice_ms(owed))
 
     def _slices(self, turns: Sequence[Turn]) -> list[Prefill]:
-        """Slices for as many turns as one step budget holds, at least for the first."""
+        """Slices for as many turns as a step holds, at least for the first; several share `QUICK_BUDGETS`."""
         chosen: list[Prefill] = []
-        left_ms = self._settings.step_budget_ms
+        left_ms = self._settings.step_budget_ms * (QUICK_BUDGETS if len(turns) > 1 else 1.0)
         for turn in turns:
             part = self._slice(turn, self._fitting(turn, self._settings.step_budget_ms))
             left_ms -= self._slice_ms(part)
