@@ -1,5 +1,6 @@
 """What the documents tell people to type works."""
 
+import ast
 import re
 import shlex
 import subprocess
@@ -57,6 +58,12 @@ def test_a_documented_make_target_exists(page: str, line: str) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_documented_script_exists_and_explains_itself(script: str) -> None:
+    explanation = ast.get_docstring(ast.parse((ROOT / script).read_text()))
+    assert explanation is not None
+    if "Needs `" in explanation:
+        # It runs beside a third-party harness, in that harness's own environment.
+        assert f"python {script}" in explanation
+        return
     shown = subprocess.run(
         [sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )
