@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trunkline.core.types import Ints, MemoryKind
+from trunkline.engine.batch import Batch
 from trunkline.engine.errors import ContextError, DecodeFailed, LayoutError, MemoryFault, NotCuttable
 from trunkline.engine.model import Model, llama_errors
 from trunkline.engine.segments import Bytes, KvLayout, Segment
@@ -25,7 +26,6 @@ from trunkline.engine.threads import Threads, default_threads
 _log = logging.getLogger(__name__)
 _ALL_LOGITS_ROWS = 32
 _CTX_PAD = 256
-_INT32_P = ctypes.POINTER(ctypes.c_int32)
 _REASONS = {
     1: "no room for the batch in its slots",
     2: "it was aborted",
@@ -88,7 +88,7 @@ class Slots:
             flash_attention = FlashAttention.AUTO if model.gpu_layers else FlashAttention.OFF
         self.context = self._open(model, threads or default_threads(), flash_attention)
         self._memory = llama_cpp.llama_get_memory(self.context)
-        self._batch = _Batch(max_batch)
+        self._batch = Batch(max_batch)
         self._held = [0] * slots
         self._rows: Logits | None = None
         self._state = np.empty(0, np.uint8)
@@ -364,36 +364,6 @@ class Slots:
             int(llama_cpp.llama_memory_seq_pos_min(self._memory, slot)),
             int(llama_cpp.llama_memory_seq_pos_max(self._memory, slot)),
         )
-
-
-class _Batch:
-    """A `llama_batch` over numpy arrays: token i of sequence `seqs[i]` at `positions[i]`."""
-
-    def __init__(self, capacity: int) -> None:
-        self.count = 0
-        self.outputs: NDArray[np.intp] = np.empty(0, np.intp)
-        self._tokens, self._positions, self._seqs = (np.zeros(capacity, np.int32) for _ in range(3))
-        self._one = np.ones(capacity, np.int32)
-        self.logits = np.zeros(capacity, np.int8)
-        # seq_id is an array of pointers, here into _seqs.
-        self._seq_pointers = self._seqs.ctypes.data + 4 * np.arange(capacity, dtype=np.uint64)
-        self.struct = llama_cpp.llama_batch(
-            0,
-            self._tokens.ctypes.data_as(_INT32_P),
-            None,
-            self._positions.ctypes.data_as(_INT32_P),
-            self._one.ctypes.data_as(_INT32_P),
-            self._seq_pointers.ctypes.data_as(ctypes.POINTER(_INT32_P)),
-            self.logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
-        )
-
-    def fill(self, tokens: Ints, positions: Ints, seqs: Ints) -> None:
-        """Set the batch, no logits wanted yet."""
-        self.count = self.struct.n_tokens = len(tokens)
-        self._tokens[: self.count] = tokens
-        self._positions[: self.count] = positions
-        self._seqs[: self.count] = seqs
-        self.logits[: self.count] = 0
 
 
 def _pointer(blob: Bytes) -> "ctypes._Pointer[ctypes.c_uint8]":
