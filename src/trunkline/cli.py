@@ -5,7 +5,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,7 @@ def serve(args: argparse.Namespace) -> int:
         _say(f"loaded {model.name} from {path.name}")
         core = core_settings(settings, model)
         slots = _slots(settings, model, core)
+        core = replace(core, memory=slots.kind)  # a layout that cannot be read is served with checkpoints
         warm_up(slots, model.n_vocab)
         journal = _journal(settings.decision_log, core)
         name = settings.model_name or (path.stem if settings.model else "smollm2-135m-instruct")
