@@ -146,7 +146,7 @@ Call = Prefill | Decode
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Empty `moves` and `calls`: nothing to do before `wake_ms` (None: before the next fact)."""
+    """One step. Empty `moves` and `calls`: nothing to do before the next fact."""
 
     seq: int
     at_ms: float
@@ -154,4 +154,3 @@ class StepPlan:
     calls: tuple[Call, ...]
     deaths: tuple[DeathNotice, ...]
     predicted_ms: float
-    wake_ms: float | None = None

@@ -115,7 +115,7 @@ def _cut_last_token(state: State, leaf: Node) -> list[Action]:
 def _begin(state: State, fact: TurnArrived, run: Run, leaf: Node, match: Match) -> Turn:
     gap = None if run.ended_ms is None or run.in_flight else max(0.0, fact.at_ms - run.ended_ms)
     if gap is not None:
-        state.forecast.saw_gap(run.key, gap)
+        state.forecast.saw_gap(gap)
     record = TurnRecord(
         run=run.key,
         index=run.turns,

@@ -218,7 +218,7 @@ class Placement:
         unsaved = [node for node in slot.nodes() if not node.host]
         if not cuttable:
             unsaved = [node for node in unsaved if node is slot.leaf and node.end == slot.held]
-        losing = [n for n in unsaved if n.id not in kept and not self._held_elsewhere(n, slot)]
+        losing = [n for n in unsaved if n.id not in kept and not self._in_slot(n, but=slot)]
         pays = [node for node in losing if self._retention.worth_saving(node, now_ms)]
         # A node without its ancestors is useless, so whatever is not saved yet above one that pays is saved with it.
         saving = unsaved[: unsaved.index(pays[-1]) + 1] if pays else []
@@ -231,10 +231,10 @@ class Placement:
 
     def is_held(self, node: Node) -> bool:
         """Whether the node's KV is in host memory or whole in some slot."""
-        path = path_ids(node)
-        return node.host or any(slot.covers(path) >= node.end for slot in self._slots)
+        return node.host or self._in_slot(node)
 
-    def _held_elsewhere(self, node: Node, but: Slot) -> bool:
+    def _in_slot(self, node: Node, but: Slot | None = None) -> bool:
+        """Whether some slot (other than `but`) holds the whole node."""
         path = path_ids(node)
         return any(slot is not but and slot.covers(path) >= node.end for slot in self._slots)
 

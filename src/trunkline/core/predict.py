@@ -116,31 +116,24 @@ class Habit:
 
 
 class Forecast:
-    """Output lengths and tool gaps, for each run and over all runs."""
+    """Output lengths of each run, and tool gaps over all runs."""
 
     def __init__(self) -> None:
         self._outputs: dict[RunKey, Habit] = {}
-        self._gaps: dict[RunKey, Habit] = {}
         self._all_gaps = Habit()
 
     def saw_output(self, run: RunKey, tokens: int) -> None:
         """A turn of `run` generated `tokens` tokens."""
         self._outputs.setdefault(run, Habit()).observe(tokens)
 
-    def saw_gap(self, run: RunKey, ms: float) -> None:
-        """A tool gap of `run` lasted `ms`."""
-        self._gaps.setdefault(run, Habit()).observe(ms)
+    def saw_gap(self, ms: float) -> None:
+        """A tool gap lasted `ms`."""
         self._all_gaps.observe(ms)
 
     def output_tokens(self, run: RunKey, limit: int) -> int:
         """Tokens the next turn is expected to generate, on the high side, at most `limit`."""
         habit = self._outputs.get(run)
         return limit if habit is None else min(limit, max(1, round(habit.high())))
-
-    def gap_ms(self, run: RunKey) -> float:
-        """The expected length of the run's tool gap."""
-        habit = self._gaps.get(run, self._all_gaps)
-        return habit.mean if habit.count else 10_000.0
 
     def typical_gap_ms(self) -> float:
         """The mean tool gap over all runs."""
@@ -149,4 +142,3 @@ class Forecast:
     def forget(self, run: RunKey) -> None:
         """Drop what was learned of one run."""
         self._outputs.pop(run, None)
-        self._gaps.pop(run, None)

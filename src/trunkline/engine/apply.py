@@ -19,12 +19,6 @@ class Applier:
         self._segments: dict[NodeId, Segment] = {}
         self._states: dict[NodeId, Checkpoint] = {}
 
-    @property
-    def host_bytes(self) -> int:
-        """Host memory that saved KV takes."""
-        segments = sum(segment.nbytes for segment in self._segments.values())
-        return segments + sum(state.nbytes for state in self._states.values())
-
     def action(self, action: act.Action) -> None:
         """Apply one immediate action (those that are not about memory are the caller's)."""
         match action:
