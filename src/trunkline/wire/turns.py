@@ -1,6 +1,7 @@
 """What passes between the gateway and an executor for one turn: a request in, a stream of events out."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from trunkline.core.types import EndReason, Ints, RunOrigin
 from trunkline.wire.records import TurnRow
@@ -8,6 +9,42 @@ from trunkline.wire.records import TurnRow
 
 class TemplateError(ValueError):
     """The model's chat template refused the messages; the text names why and what to change."""
+
+
+class ConstraintError(ValueError):
+    """A constraint that cannot be compiled or satisfied; the text says where in the schema, and why."""
+
+
+class CallFormat(StrEnum):
+    """How a model writes tool calls, as its chat template shows."""
+
+    HERMES = "hermes"
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen)."""
+    LLAMA3 = "llama3"
+    """`{"name": ..., "parameters": {...}}` as the whole answer (Llama 3.1 and later)."""
+    MISTRAL = "mistral"
+    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}]`."""
+    GENERIC = "generic"
+    """The template knows no tools: the gateway describes them in the system text and asks for Hermes' form."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateTraits:
+    """What a model's chat template reveals. `thinking` is the pair of markers around reasoning text, if it has any."""
+
+    calls: CallFormat = CallFormat.GENERIC
+    thinking: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What a turn's text must match: a grammar in the Lark dialect of `llguidance` (JSON schemas inside `%json {...}`).
+
+    `kind` names the sort of step for statistics: `tool_call`, `json_schema`, `json_object`, ...
+    """
+
+    grammar: str
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +58,7 @@ class ModelInfo:
     max_model_len: int
     created: int
     vocab_size: int
+    traits: TemplateTraits = field(default_factory=TemplateTraits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +96,8 @@ class TurnRequest:
 
     `logprobs` is how many alternatives to report beside each chosen token (None: no logprobs at all).
     `prompt_logprobs` asks the same of every prompt token (`echo` with `logprobs`). `stop_tokens` end the turn as the
-    model's own end token does.
+    model's own end token does. `show_control` names control tokens that appear in the visible text (`[TOOL_CALLS]`,
+    `<think>`); all others are hidden.
     """
 
     salt: str
@@ -71,6 +110,8 @@ class TurnRequest:
     stop_tokens: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: bool = False
+    constraint: Constraint | None = None
+    show_control: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
