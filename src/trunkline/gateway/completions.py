@@ -10,7 +10,7 @@ import numpy as np
 from trunkline.core.types import Ints
 from trunkline.gateway.body import BodyDecoder
 from trunkline.gateway.context import Gateway, TokenTexts
-from trunkline.gateway.errors import InvalidRequest, InvalidType, Unsupported
+from trunkline.gateway.errors import ApiError, InvalidRequest, InvalidType, Unsupported
 from trunkline.gateway.identity import identify, salt_of
 from trunkline.gateway.params import (
     MAX_TOKENS,
@@ -22,9 +22,10 @@ from trunkline.gateway.params import (
     stop_tokens,
     stops,
 )
-from trunkline.gateway.replies import Asked, Outcome, encode, finite
+from trunkline.gateway.replies import DONE, Asked, Finish, Outcome, encode, finite
 from trunkline.wire.openai import Completion, CompletionBody, CompletionChoice, CompletionLogprobs, Usage
-from trunkline.wire.turns import Delta, Ended, PromptLogprobs, RunHint, TokenLogprob, TurnRequest
+from trunkline.wire.outputs import Part
+from trunkline.wire.turns import Delta, PromptLogprobs, RunHint, TokenLogprob, TurnRequest
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -84,7 +85,6 @@ class CompletionDialect:
             prompts=prompts,
             n=n,
             stream=bool(body.stream),
-            include_usage=include_usage,
             continuous_usage=options is not None and bool(options.continuous_usage_stats),
             reply=CompletionReply(
                 executor.model.id,
@@ -164,6 +164,7 @@ class CompletionReply:
             self._created,
             encode(model),
         )
+        self._with_usage = with_usage
         self._no_usage = b',"usage":null}\n\n' if with_usage else b"}\n\n"
 
     def _chunk(self, choice: int, text: str, logprobs: bytes, finish: bytes, usage: Usage | None) -> bytes:
@@ -192,22 +193,34 @@ class CompletionReply:
             logprobs = encode(self._prompt_logprobs(choice))
         return self._chunk(choice, self._echoes[prompt], logprobs, b"null", usage)
 
-    def delta(self, choice: int, delta: Delta, usage: Usage | None) -> bytes:
-        """As `Reply.delta`."""
+    def opening(self) -> bytes:
+        """As `Reply.opening`: nothing."""
+        return b""
+
+    def placed(self, choice: int, usage: Usage) -> bytes:
+        """As `Reply.placed`: nothing."""
+        return b""
+
+    def delta(self, choice: int, parts: Sequence[Part], delta: Delta, usage: Usage | None) -> bytes:
+        """As `Reply.delta`. The parts are the delta's text: completions are read plainly."""
         if not delta.text and not delta.logprobs and usage is None:
             return b""
         echo = self._echo(choice, usage)
         logprobs = encode(self._logprobs(choice, delta.logprobs)) if delta.logprobs else b"null"
         return echo + self._chunk(choice, delta.text, logprobs, b"null", usage)
 
-    def last(self, choice: int, ended: Ended, usage: Usage | None) -> bytes:
+    def last(self, choice: int, finish: Finish, usage: Usage | None) -> bytes:
         """As `Reply.last`."""
-        finish = b'"%b","stop_reason":%b' % (ended.reason.encode(), encode(ended.stopped_by))
-        return self._echo(choice, usage) + self._chunk(choice, "", b"null", finish, usage)
+        reason = b'"%b","stop_reason":%b' % (finish.reason.encode(), encode(finish.stopped_by))
+        return self._echo(choice, usage) + self._chunk(choice, "", b"null", reason, usage)
 
-    def usage(self, usage: Usage) -> bytes:
-        """As `Reply.usage`."""
-        return b'%b],"usage":%b}\n\n' % (self._head, encode(usage))
+    def end(self, usage: Usage) -> bytes:
+        """As `Reply.end`: the chunk without choices if it was asked for, and the terminator."""
+        return (b'%b],"usage":%b}\n\n' % (self._head, encode(usage)) if self._with_usage else b"") + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        """As `Reply.error`: no terminator follows."""
+        return b"data: %b\n\n" % error.body()
 
     def whole(self, outcomes: Sequence[Outcome], usage: Usage) -> bytes:
         """As `Reply.whole`."""
@@ -225,7 +238,7 @@ class CompletionReply:
         )
 
     def _choice(self, at: int, outcome: Outcome) -> CompletionChoice:
-        assert outcome.ended is not None
+        assert outcome.finish is not None
         prompt = at // self._n
         logprobs = self._prompt_logprobs(at) if prompt in self._entries else None
         if outcome.logprobs:
@@ -236,8 +249,8 @@ class CompletionReply:
             index=at,
             text=echo + outcome.text,
             logprobs=logprobs,
-            finish_reason=outcome.ended.reason,
-            stop_reason=outcome.ended.stopped_by,
+            finish_reason=outcome.finish.reason,
+            stop_reason=outcome.finish.stopped_by,
         )
 
     def _prompt_logprobs(self, choice: int) -> CompletionLogprobs:

@@ -38,6 +38,7 @@ class Generate:
         """Serve one request. Errors before the first byte are raised, later ones become an event."""
         gateway = self._gateway
         out = EventStream(send)
+        asked: Asked | None = None
         try:
             with gateway.flights.enter() as flight, gateway.metrics.http_in_flight.track_inprogress():
                 asked = await self._asked(Request(scope, receive))
@@ -52,14 +53,15 @@ class Generate:
         except ClientGone:
             log.debug("%s: the client left", scope["path"])
         except ApiError as error:
-            if not out.started:
+            if asked is None or not out.started:
                 raise
-            await out.fail(error)
+            await out.end(asked.reply.error(error))
         except Exception:
-            if not out.started:
+            if asked is None or not out.started:
                 raise
             log.exception("%s failed after its answer began", scope["path"])
-            await out.fail(Internal("The server failed while it answered. This is a bug: its log has the traceback."))
+            bug = Internal("The server failed while it answered. This is a bug: its log has the traceback.")
+            await out.end(asked.reply.error(bug))
 
     async def _asked(self, request: Request) -> Asked:
         self._gateway.check_ready()

@@ -11,11 +11,18 @@ from starlette.types import Send
 from trunkline.core.types import EndReason
 from trunkline.gateway.errors import ApiError, Draining, Internal
 from trunkline.gateway.flights import RETRY_S
+from trunkline.gateway.readers import PlainReader, Reader, ReaderFactory
 from trunkline.gateway.turns import Turns
 from trunkline.wire.openai import Usage
-from trunkline.wire.turns import Delta, Ended, PromptLogprobs, TokenLogprob, TurnRequest
+from trunkline.wire.outputs import Call, CallArguments, CallBegun, Part, Text, Thinking
+from trunkline.wire.turns import Delta, Ended, Placed, PromptLogprobs, TokenLogprob, TurnRequest
 
 DONE = b"data: [DONE]\n\n"
+"""How OpenAI's older streams end; other APIs say it in events of their own."""
+
+TOOL_CALLS = "tool_calls"
+NOTHING = Delta((), "")
+
 MIN_LOGPROB = -9999.0
 """What JSON gets for minus infinity, which it cannot say."""
 
@@ -27,35 +34,77 @@ def finite(logprob: float) -> float:
     return max(logprob, MIN_LOGPROB)
 
 
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How one choice ended. `reason` is OpenAI's: `tool_calls` for a turn that ended by itself and called tools.
+
+    `stopped_by` is the stop string or requested stop token that ended it, if one did.
+    """
+
+    reason: str
+    stopped_by: str | int | None
+
+
 @dataclass(slots=True)
 class Outcome:
     """One choice, whole."""
 
-    texts: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None
-    ended: Ended | None = None
+    finish: Finish | None = None
 
     @property
     def text(self) -> str:
-        """All of its text."""
-        return "".join(self.texts)
+        """All of the answer's text."""
+        return "".join([part.text for part in self.parts if isinstance(part, Text)])
+
+    @property
+    def thinking(self) -> str:
+        """All of the reasoning."""
+        return "".join([part.text for part in self.parts if isinstance(part, Thinking)])
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls, in order."""
+        pieces: dict[int, list[str]] = {}
+        for part in self.parts:
+            if isinstance(part, CallArguments):
+                pieces.setdefault(part.index, []).append(part.text)
+        begun = [part for part in self.parts if isinstance(part, CallBegun)]
+        return [Call(part.id, part.name, "".join(pieces.get(part.index, ()))) for part in begun]
 
 
 class Reply(Protocol):
-    """One endpoint's format for one request. A chunk method returns whole SSE events, or nothing to send yet."""
+    """One endpoint's format for one request. Except `whole`, methods return whole SSE events, or b"" for none yet.
+
+    A stream is: `opening`, then for each choice `placed`, `delta` any number of times, `last`; then `end`. After an
+    error it is cut short by `error`.
+    """
+
+    def opening(self) -> bytes:
+        """What a stream begins with, once every choice was accepted."""
+
+    def placed(self, choice: int, usage: Usage) -> bytes:
+        """A choice got its place: `usage` has its prompt's tokens, cached ones too. Comes before its first `delta`."""
 
     def prompt_logprobs(self, choice: int, entries: PromptLogprobs) -> None:
         """Keep the prompt's logprobs for the chunks of `choice`."""
 
-    def delta(self, choice: int, delta: Delta, usage: Usage | None) -> bytes:
-        """New text of one choice. `usage` so far, if every chunk shall carry it."""
+    def delta(self, choice: int, parts: Sequence[Part], delta: Delta, usage: Usage | None) -> bytes:
+        """New tokens of one choice, and the parts they completed (perhaps none, perhaps of earlier tokens).
 
-    def last(self, choice: int, ended: Ended, usage: Usage | None) -> bytes:
+        `usage` so far, if every chunk shall carry it.
+        """
+
+    def last(self, choice: int, finish: Finish, usage: Usage | None) -> bytes:
         """The end of one choice."""
 
-    def usage(self, usage: Usage) -> bytes:
-        """The chunk without choices."""
+    def end(self, usage: Usage) -> bytes:
+        """What follows the last choice. `usage` is the whole request's."""
+
+    def error(self, error: ApiError) -> bytes:
+        """The event that ends a stream early."""
 
     def whole(self, outcomes: Sequence[Outcome], usage: Usage) -> bytes:
         """The JSON document of a request that did not stream."""
@@ -63,28 +112,20 @@ class Reply(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One generation request, ready to run."""
+    """One generation request, ready to run. `reader` makes what reads each choice."""
 
     prompts: tuple[TurnRequest, ...]
     n: int
     stream: bool
-    include_usage: bool
-    continuous_usage: bool
+    continuous_usage: bool = False
     reply: Reply
+    reader: ReaderFactory = PlainReader
 
 
 def run_headers(turns: Turns) -> list[tuple[bytes, bytes]]:
     """The run that the first choice belongs to, and which of its turns this is."""
     first = turns.accepted[0]
     return [(b"x-trunkline-run", first.run.encode("latin-1")), (b"x-trunkline-turn", b"%d" % first.index)]
-
-
-def check_ended(ended: Ended) -> None:
-    """Raise unless the turn ended by itself."""
-    if ended.reason is EndReason.ABORTED:
-        raise Draining("The server stopped this turn before it was whole; send it again.", retry_after_s=RETRY_S)
-    if ended.reason is EndReason.FAILED:
-        raise Internal("The engine failed while it generated this turn; send it again.")
 
 
 class EventStream:
@@ -105,54 +146,80 @@ class EventStream:
         await self._send({"type": "http.response.start", "status": 200, "headers": fixed + headers})
 
     async def send(self, events: bytes) -> None:
-        """Send whole events."""
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        """Send whole events, if there are any."""
+        if events:
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end(self, events: bytes) -> None:
         """Send the last events."""
         await self._send({"type": "http.response.body", "body": events, "more_body": False})
 
-    async def fail(self, error: ApiError) -> None:
-        """Too late for a status: send the error as an event, then end without `[DONE]`."""
-        await self.end(b"data: " + error.body() + b"\n\n")
+
+class _Choice:
+    """One choice as it is read: its reader, and whether it called a tool."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._called = False
+
+    def feed(self, text: str) -> Sequence[Part]:
+        return self._noted(self._reader.feed(text))
+
+    def _noted(self, parts: Sequence[Part]) -> Sequence[Part]:
+        if not self._called:
+            self._called = any(isinstance(part, CallBegun) for part in parts)
+        return parts
+
+    def finish(self, ended: Ended) -> tuple[Sequence[Part], Finish]:
+        """The parts that were left, and how it ended. Raises `ApiError` unless the turn ended by itself."""
+        if ended.reason is EndReason.ABORTED:
+            raise Draining("The server stopped this turn before it was whole; send it again.", retry_after_s=RETRY_S)
+        if ended.reason is EndReason.FAILED:
+            raise Internal("The engine failed while it generated this turn; send it again.")
+        rest = self._noted(self._reader.end())
+        called = self._called and ended.reason is EndReason.STOP
+        return rest, Finish(TOOL_CALLS if called else ended.reason.value, ended.stopped_by)
 
 
 async def stream_turns(turns: Turns, asked: Asked, out: EventStream) -> None:
     """Answer as events. The last choice's end is held until the records are visible."""
     await out.start(run_headers(turns))
     reply, meter = asked.reply, turns.meter
+    choices = [_Choice(asked.reader()) for _ in range(len(turns))]
+    await out.send(reply.opening())
     held = b""
     async with aclosing(turns.events()) as events:
-        async for choice, event in events:
-            usage = meter.of(choice) if asked.continuous_usage else None
+        async for at, event in events:
+            usage = meter.of(at) if asked.continuous_usage else None
             if isinstance(event, Delta):
-                chunk = reply.delta(choice, event, usage)
-                if chunk:
-                    await out.send(chunk)
+                await out.send(reply.delta(at, choices[at].feed(event.text), event, usage))
+            elif isinstance(event, Placed):
+                await out.send(reply.placed(at, meter.of(at)))
             elif isinstance(event, Ended):
-                check_ended(event)
-                if held:
-                    await out.send(held)
-                held = reply.last(choice, event, usage)
+                rest, finish = choices[at].finish(event)
+                if rest:
+                    await out.send(reply.delta(at, rest, NOTHING, usage))
+                await out.send(held)
+                held = reply.last(at, finish, usage)
             elif isinstance(event, PromptLogprobs):
-                reply.prompt_logprobs(choice, event)
+                reply.prompt_logprobs(at, event)
     await turns.settle()
-    last_usage = reply.usage(meter.total()) if asked.include_usage else b""
-    await out.end(held + last_usage + DONE)
+    await out.end(held + reply.end(meter.total()))
 
 
 async def answer_whole(turns: Turns, asked: Asked, send: Send) -> None:
     """Answer as one document, after the records are visible."""
     outcomes = [Outcome() for _ in range(len(turns))]
+    choices = [_Choice(asked.reader()) for _ in range(len(turns))]
     async with aclosing(turns.events()) as events:
-        async for choice, event in events:
-            outcome = outcomes[choice]
+        async for at, event in events:
+            outcome, choice = outcomes[at], choices[at]
             if isinstance(event, Delta):
-                outcome.texts.append(event.text)
+                outcome.parts += choice.feed(event.text)
                 outcome.logprobs += event.logprobs
             elif isinstance(event, Ended):
-                check_ended(event)
-                outcome.ended = event
+                rest, outcome.finish = choice.finish(event)
+                outcome.parts += rest
             elif isinstance(event, PromptLogprobs):
                 outcome.prompt_logprobs = event
     await turns.settle()

@@ -169,11 +169,56 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     text_offset: list[int]
 
 
-class AssistantMessage(msgspec.Struct, frozen=True):
-    """What the model said."""
+class FunctionCall(msgspec.Struct, frozen=True):
+    """Which function, with what: `arguments` is JSON text as the model wrote it."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call that the model asks for."""
+
+    id: str
+    type: str = "function"
+    function: FunctionCall
+
+
+class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model said. `content` is None where it only called. `reasoning` repeats `reasoning_content`, whose
+    newer name it is.
+    """
+
     role: str = "assistant"
+    content: str | None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+
+
+class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a call: its name at first, then more and more of its arguments."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of call `index`. Its first piece has the id, the type and the name."""
+
+    index: int
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: str | msgspec.UnsetType = msgspec.UNSET
+    function: FunctionDelta
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a message."""
+
+    content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):

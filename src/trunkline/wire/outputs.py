@@ -1,8 +1,8 @@
 """What a model said, read: the parts every API's replies are made of, whatever format the model writes.
 
-A turn's visible text becomes a sequence of parts. Text and thinking come in pieces; a tool call is opened by `CallBegun`
-and its arguments (JSON text, exactly as generated) follow in pieces of the same `index`. Concatenated, the pieces are
-the whole.
+A turn's visible text becomes a sequence of parts. Text and thinking come in pieces; a tool call is opened by
+`CallBegun`, and its arguments (JSON text, exactly as generated) follow in pieces of the same `index`. Concatenated, the
+pieces are the whole.
 """
 
 from dataclasses import dataclass
@@ -40,3 +40,12 @@ class CallArguments:
 
 
 Part = Text | Thinking | CallBegun | CallArguments
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call, whole. `arguments` is the JSON text as it was generated, which a token limit may have cut."""
+
+    id: str
+    name: str
+    arguments: str
