@@ -181,5 +181,6 @@ def end(
         misses=(MissRow(reason="never_seen", tokens=prompt - cached),),
         completion_tokens=spoken,
         finish_reason=reason,
+        normalized=dict(request.normalized),
     )
     return Ended(reason, row)

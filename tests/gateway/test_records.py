@@ -16,7 +16,7 @@ import pytest
 from tests.gateway.scripted import make_row
 from trunkline.core.types import RunKey
 from trunkline.gateway.records import RunRecords
-from trunkline.gateway.rundb import DamagedRecords, DataDirLocked, NewerSchema, open_reader
+from trunkline.gateway.rundb import SCHEMA, DamagedRecords, DataDirLocked, NewerSchema, open_reader
 from trunkline.wire.records import MissRow
 
 T = TypeVar("T")
@@ -34,7 +34,9 @@ def records(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunRecor
 
 
 def test_a_turn_is_visible_once_committed_returns(records: RunRecords) -> None:
-    row = make_row(misses=(MissRow(reason="evicted", tokens=6, detail="decision 3"),), tool_gap_ms=12.5)
+    row = make_row(
+        misses=(MissRow(reason="evicted", tokens=6, detail="decision 3"),), tool_gap_ms=12.5, normalized={"dates": 2}
+    )
     records.turn("", "run-a", None, "header", row)
     done(records.committed())
     view = records.run("", "run-a")
@@ -234,6 +236,33 @@ def test_a_newer_schema_is_refused_with_what_to_do(tmp_path: Path) -> None:
         RunRecords(path)
     with pytest.raises(NewerSchema):
         open_reader(path)
+
+
+def test_records_of_the_first_version_are_read_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "runs.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript(f"{SCHEMA} INSERT INTO schema VALUES (1);")
+    connection.execute("INSERT INTO runs (salt, id, scope, origin, started_at, last_at) VALUES ('', 'r', '', '', 0, 0)")
+    old = make_row()
+    filled = {name: getattr(old, name) for name in old.__struct_fields__} | {"misses": b"[]"}
+    columns = [row[1] for row in connection.execute("PRAGMA table_info (turns)") if row[1] not in ("seq", "run")]
+    names, marks = ", ".join(f'"{name}"' for name in columns), ", ?" * len(columns)
+    connection.execute(f"INSERT INTO turns (run, {names}) VALUES (1{marks})", [filled[name] for name in columns])
+    connection.commit()
+    connection.close()
+
+    reader = open_reader(path)
+    before = reader.run("", "r")
+    reader.close()
+    records = RunRecords(path)
+    records.turn("", "r", None, "header", make_row(index=1, normalized={"billing": 1}))
+    done(records.committed())
+    after = records.run("", "r")
+    records.close()
+    assert before is not None and after is not None
+    assert [turn.normalized for turn in before.turns] == [{}]
+    assert [(turn.index, turn.normalized) for turn in after.turns] == [(0, {}), (1, {"billing": 1})]
+    RunRecords(path).close()  # and what was brought up to date opens again
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -50,6 +50,12 @@ def test_a_run_is_shown_turn_by_turn_with_reasons_and_sums() -> None:
     assert sums.startswith("2 turns, 1,210 prompt tokens, 1,209 cached (99% of the prompts, 100% of what was reusable)")
 
 
+def test_a_footnote_says_what_of_a_prompt_was_normalized() -> None:
+    noted = make_row(index=1, normalized={"dates": 2, "billing": 1})
+    text = run_table(make_view(turns=(make_row(), noted)))
+    assert text.splitlines()[-4:-1] == ["", "turn 1: normalized billing (1), dates (2)", ""]
+
+
 def test_a_run_without_turns_is_shown_too() -> None:
     text = run_table(make_view(turns=(), totals=RunTotals(), parent=None, children=(), node=""))
     assert "no turns yet" in text

@@ -272,7 +272,8 @@ class EngineLoop:
             )
         generated = np.array(generation.tokens, np.int32)
         self._tell(TurnEnded(at_ms=now_ms(), turn=live.id, reason=reason, generated=generated))
-        row = turn_row(self._records.pop(live.id), live.at, self._node, self._vocabulary)
+        record = self._records.pop(live.id)
+        row = turn_row(record, live.at, self._node, self._vocabulary, request.normalized)
         self._sink(run.key.salt, run.key.run, run.parent, run.origin, row)
         if reason is EndReason.FAILED:
             live.emit(live.failure)

@@ -1,12 +1,16 @@
 """Turn records in the form that is stored and shown."""
 
+from collections.abc import Mapping
+
 from trunkline.core.types import Miss, MissReason, TurnRecord
 from trunkline.engine.tokens import Vocabulary
 from trunkline.wire.records import MissRow, TurnRow
 
 
-def turn_row(record: TurnRecord, at: float, node: str, vocabulary: Vocabulary) -> TurnRow:
-    """`record` for people and machines; `at` is its arrival in Unix seconds.
+def turn_row(
+    record: TurnRecord, at: float, node: str, vocabulary: Vocabulary, normalized: Mapping[str, int]
+) -> TurnRow:
+    """`record` for people and machines; `at` is its arrival in Unix seconds, `normalized` as in the request.
 
     A turn that ended before it was placed, or before its first token, spent the rest of its time there.
     """
@@ -35,6 +39,7 @@ def turn_row(record: TurnRecord, at: float, node: str, vocabulary: Vocabulary) -
         tool_gap_ms=record.tool_gap_ms,
         finish_reason=record.reason.value,
         cost_usd=0.0,
+        normalized=dict(normalized),
     )
 
 

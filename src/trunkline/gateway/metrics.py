@@ -12,6 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_1_0_0
 
 from trunkline.core.types import EndReason, MissReason
 from trunkline.gateway.executor import Executor
+from trunkline.wire.noise import Normalizer
 from trunkline.wire.records import TurnRow
 
 SHORT_STEP_TOKENS = 64
@@ -54,6 +55,11 @@ class Metrics:
         self.misses = Counter("trunkline_miss_tokens", "Novel tokens by why they were.", ["reason"], registry=registry)
         for miss in MissReason:
             self.misses.labels(miss)
+        self.normalized = Counter(
+            "trunkline_normalized", "Pieces of prompts that a normalizer replaced.", ["normalizer"], registry=registry
+        )
+        for normalizer in Normalizer:
+            self.normalized.labels(normalizer)
         self.cost = Counter("trunkline_cost_usd", "Money paid to other nodes.", registry=registry)
         self.step_latency = Histogram(
             "trunkline_step_latency_seconds",
@@ -103,6 +109,8 @@ class Metrics:
         self.cost.inc(row.cost_usd)
         for miss in row.misses:
             self.misses.labels(miss.reason).inc(miss.tokens)
+        for normalizer, count in row.normalized.items():
+            self.normalized.labels(normalizer).inc(count)
         kind = "short" if row.completion_tokens <= SHORT_STEP_TOKENS else "long"
         self.step_latency.labels(kind).observe(row.latency_ms / 1000)
         self.queue.observe(row.queue_ms / 1000)

@@ -23,8 +23,6 @@ import msgspec
 from trunkline.core.types import RunKey
 from trunkline.wire.records import MissRow, RunRow, RunTotals, RunView, TurnRow
 
-SCHEMA_VERSION = 1
-
 SCHEMA = """
 CREATE TABLE schema (version INTEGER NOT NULL);
 CREATE TABLE runs (
@@ -52,16 +50,25 @@ CREATE TABLE turns (
 );
 CREATE INDEX turns_by_run ON turns (run, seq);
 """
+"""The first version. A new file is made by this and every migration, so that there is one way to each version."""
+
+MIGRATIONS = (
+    # 2: what of a prompt was normalized
+    "ALTER TABLE turns ADD COLUMN normalized BLOB NOT NULL DEFAULT '{}';",
+)
+"""From version 1 on, the statements that lead to the next. What has landed is never edited."""
+
+SCHEMA_VERSION = 1 + len(MIGRATIONS)
 
 _TURN_COLUMNS = TurnRow.__struct_fields__
 INSERT_TURN = "INSERT INTO turns (run, {}) VALUES (?{})".format(
     ", ".join(f'"{name}"' for name in _TURN_COLUMNS), ", ?" * len(_TURN_COLUMNS)
 )
-_SELECT_TURNS = "SELECT {} FROM turns WHERE run = ? ORDER BY seq".format(
-    ", ".join(f'"{name}"' for name in _TURN_COLUMNS)
-)
-_MISSES_AT = _TURN_COLUMNS.index("misses")
-_decode_misses = msgspec.json.Decoder(tuple[MissRow, ...]).decode
+_decode = {
+    "misses": msgspec.json.Decoder(tuple[MissRow, ...]).decode,
+    "normalized": msgspec.json.Decoder(dict[str, int]).decode,
+}
+"""Columns that hold JSON, with what reads them."""
 
 
 class RecordsError(Exception):
@@ -93,9 +100,10 @@ class OpenRun:
 
 def turn_values(row: TurnRow) -> tuple[Any, ...]:
     """`row` in the order of `INSERT_TURN`, without the run."""
-    values = list(msgspec.structs.astuple(row))
-    values[_MISSES_AT] = msgspec.json.encode(row.misses)
-    return tuple(values)
+    return tuple(
+        msgspec.json.encode(value) if name in _decode else value
+        for name, value in zip(_TURN_COLUMNS, msgspec.structs.astuple(row), strict=True)
+    )
 
 
 def lock_beside(path: Path) -> IO[str]:
@@ -118,7 +126,7 @@ def lock_beside(path: Path) -> IO[str]:
 
 
 def connect(path: Path | None) -> sqlite3.Connection:
-    """A connection for writing, the schema made or checked. `path` None keeps everything in memory."""
+    """A connection for writing, the schema made or brought up to date. `path` None keeps everything in memory."""
     with _opening(path):
         connection = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
         with _closing_on_error(connection):
@@ -127,14 +135,18 @@ def connect(path: Path | None) -> sqlite3.Connection:
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA foreign_keys = ON")
             if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'schema'").fetchone():
-                version = f"INSERT INTO schema VALUES ({SCHEMA_VERSION});"
-                connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {version} COMMIT;")
-            _check_version(connection, path)
+                connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} INSERT INTO schema VALUES (1); COMMIT;")
+            for version in range(_check_version(connection, path), SCHEMA_VERSION):
+                step = f"{MIGRATIONS[version - 1]} UPDATE schema SET version = {version + 1};"
+                connection.executescript(f"BEGIN IMMEDIATE; {step} COMMIT;")
     return connection
 
 
 def open_reader(path: Path) -> "RunReader":
-    """Read the records of a server, live or stopped, without its lock. Raises `FileNotFoundError`, `RecordsError`."""
+    """Read the records of a server, live or stopped, without its lock. Raises `FileNotFoundError`, `RecordsError`.
+
+    A file of an earlier version is read as it is: what it has no column for has its default.
+    """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; no server has kept records there yet.")
     with _opening(path):
@@ -163,13 +175,15 @@ def _closing_on_error(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _check_version(connection: sqlite3.Connection, path: Path | None) -> None:
+def _check_version(connection: sqlite3.Connection, path: Path | None) -> int:
+    """The file's version. Raises `NewerSchema`."""
     (version,) = connection.execute("SELECT coalesce(max(version), 0) FROM schema").fetchone()
     if version > SCHEMA_VERSION:
         raise NewerSchema(
             f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}; "
             "upgrade trunkline or choose another --data-dir."
         )
+    return int(version)
 
 
 class RunReader:
@@ -179,6 +193,8 @@ class RunReader:
         self._connection = connection
         self._lock = lock
         """Held during a query; shared with the writer where both use one connection."""
+        here = {row[1] for row in self._all("PRAGMA table_info (turns)")}
+        self._turn_columns = [name for name in _TURN_COLUMNS if name in here]
 
     def _all(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         with self._lock:
@@ -238,9 +254,15 @@ class RunReader:
             node=row[6],
             started_at=row[7],
             last_at=row[8],
-            turns=tuple(_turn(values) for values in self._all(_SELECT_TURNS, key)),
+            turns=self._turns(key),
             totals=RunTotals(**dict(zip(RunTotals.__struct_fields__, row[9:], strict=True))),
         )
+
+    def _turns(self, key: int) -> tuple[TurnRow, ...]:
+        columns = self._turn_columns
+        names = ", ".join(f'"{name}"' for name in columns)
+        rows = self._all(f"SELECT {names} FROM turns WHERE run = ? ORDER BY seq", key)
+        return tuple(_turn(dict(zip(columns, values, strict=True))) for values in rows)
 
     def open_runs(self) -> list[OpenRun]:
         """Every run that is not finished, oldest first."""
@@ -256,7 +278,7 @@ def _state(finished: int) -> str:
     return "finished" if finished else "waiting"
 
 
-def _turn(values: tuple[Any, ...]) -> TurnRow:
-    fields = dict(zip(_TURN_COLUMNS, values, strict=True))
-    fields["misses"] = _decode_misses(fields["misses"])
+def _turn(fields: dict[str, Any]) -> TurnRow:
+    for name in _decode.keys() & fields.keys():
+        fields[name] = _decode[name](fields[name])
     return TurnRow(**fields)

@@ -15,7 +15,8 @@ class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     """One turn. `cached_tokens + novel_tokens == prompt_tokens`; the misses' tokens sum to `novel_tokens`.
 
     `queue_ms + prefill_ms + decode_ms == latency_ms`: arrival to placement, to first token, to last token.
-    `tool_gap_ms` is None for a run's first turn. `at` is the arrival as Unix seconds.
+    `tool_gap_ms` is None for a run's first turn. `at` is the arrival as Unix seconds. `normalized` counts what each
+    normalizer replaced in the prompt (`wire/noise.py`); a normalizer that replaced nothing is not in it.
     """
 
     index: int
@@ -34,6 +35,7 @@ class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     tool_gap_ms: float | None
     finish_reason: str
     cost_usd: float = 0.0
+    normalized: dict[str, int] = {}
 
 
 class RunTotals(msgspec.Struct, frozen=True, kw_only=True):

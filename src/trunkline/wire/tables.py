@@ -1,6 +1,6 @@
 """Run records as text tables for a terminal: what `trunkline runs` and `trunkline run ID` print."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from trunkline.wire.records import MissRow, RunRow, RunView, TurnRow
@@ -51,7 +51,7 @@ def runs_table(runs: Sequence[RunRow]) -> str:
 
 def run_table(run: RunView) -> str:
     """One run: what it is, a line a turn with the reason for every miss, and its sums."""
-    return "\n".join([*_heading(run), "", turns_table(run.turns), "", _sums(run)])
+    return "\n".join([*_heading(run), "", turns_table(run.turns), *_normalized(run.turns), "", _sums(run)])
 
 
 def turns_table(turns: Sequence[TurnRow]) -> str:
@@ -117,6 +117,18 @@ def _heading(run: RunView) -> list[str]:
         lines.append(f"objective: {run.objective}")
     lines.append(f"from {moment(run.started_at)} to {moment(run.last_at)}")
     return [printable(line) for line in lines]
+
+
+def _normalized(turns: Sequence[TurnRow]) -> list[str]:
+    """A footnote a turn whose prompt was not rendered as it was sent."""
+    noted = [turn for turn in turns if turn.normalized]
+    return [""] * bool(noted) + [
+        printable(f"turn {turn.index}: normalized {_counts(turn.normalized)}") for turn in noted
+    ]
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
 
 
 def _sums(run: RunView) -> str:

@@ -1,5 +1,6 @@
 """What passes between the gateway and an executor for one turn: a request in, a stream of events out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -97,7 +98,7 @@ class TurnRequest:
     `logprobs` is how many alternatives to report beside each chosen token (None: no logprobs at all).
     `prompt_logprobs` asks the same of every prompt token (`echo` with `logprobs`). `stop_tokens` end the turn as the
     model's own end token does. `show_control` names control tokens that appear in the visible text (`[TOOL_CALLS]`,
-    `<think>`); all others are hidden.
+    `<think>`); all others are hidden. `normalized` counts what each normalizer replaced, for the turn's record.
     """
 
     salt: str
@@ -112,6 +113,7 @@ class TurnRequest:
     prompt_logprobs: bool = False
     constraint: Constraint | None = None
     show_control: tuple[str, ...] = ()
+    normalized: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
