@@ -17,7 +17,6 @@ from trunkline.config import ConfigError, ServeSettings
 from trunkline.core.types import CoreSettings, MemoryKind, RunKey
 from trunkline.engine.embedded import EmbeddedEngine, warm_up
 from trunkline.engine.errors import EngineError
-from trunkline.engine.journal import Journal
 from trunkline.engine.memory import FlashAttention, Slots
 from trunkline.engine.model import Model, load_model
 from trunkline.engine.quantize import default_model
@@ -28,6 +27,7 @@ from trunkline.gateway.rundb import RecordsError, RunReader, open_reader
 from trunkline.gateway.server import listen, run_server
 from trunkline.gateway.settings import GatewaySettings
 from trunkline.wire import tables
+from trunkline.wire.journal import Journal
 
 RECORDS_FILE = "runs.sqlite"
 DEFAULT_SLOTS = 8

@@ -45,6 +45,7 @@ class FakeEngine:
         self.fail_next_load = False
         self.fail_next_call = False
         self._next_turn = 1
+        self._promised: act.StepPlan | None = None
 
     def arrive(
         self,
@@ -82,6 +83,9 @@ class FakeEngine:
     def step(self) -> act.StepPlan:
         """Plan, apply, report."""
         plan = self.core.plan(self.now_ms)
+        if self._promised is not None:
+            assert (plan.moves, plan.calls) == ((), self._promised.calls), "a plan that repeats is made again"
+            assert plan.repeat == self._promised.repeat - 1
         self.plans.append(plan)
         self.deaths += plan.deaths
         failed_slots: set[int] = set()
@@ -95,6 +99,7 @@ class FakeEngine:
         if plan.moves or plan.calls:
             done = StepDone(at_ms=self.now_ms, plan=plan.seq, moves=moves, calls_ms=tuple(times))
             self.apply_actions(self.core.handle(done))
+        self._promised = plan if plan.repeat > 1 else None
         for turn, ok in sampled:
             if not ok:
                 self.end(turn, EndReason.FAILED)
@@ -134,6 +139,7 @@ class FakeEngine:
 
     def apply_actions(self, actions: list[act.Action]) -> None:
         """Apply what the core asks for at once."""
+        self._promised = None  # a fact came in
         for action in actions:
             match action:
                 case act.SplitSegment(node, upper, tokens):

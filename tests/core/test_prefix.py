@@ -146,3 +146,16 @@ def _common(a: list[int], b: list[int]) -> int:
 
 TestTree = TreeMachine.TestCase
 TestTree.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+def test_tokens_without_weights_are_symbols_of_weight_one() -> None:
+    tree = PrefixTree()
+    leaf, _, _ = tree.insert("", Prompt(np.array([7, 8], np.int32), np.array([64, 12], np.int32)))
+    answered, _ = tree.extend(leaf, np.array([1, 2, 3], np.int32))
+    longer = Prompt(np.array([7, 8, 1, 2, 9], np.int32), np.array([64, 12, 1, 1, 64], np.int32))
+    assert tree.match("", longer).tokens == 64 + 12 + 2
+    other = Prompt(np.array([7, 8, 1, 2], np.int32), np.array([64, 12, 1, 5], np.int32))
+    assert tree.match("", other).tokens == 64 + 12 + 1
+    again, split = tree.extend(leaf, np.array([1, 2, 3], np.int32))
+    assert again is answered
+    assert split is None

@@ -1,8 +1,10 @@
 """Who goes first: short steps, their guaranteed opposite, and the trivial rival."""
 
 from tests.core.fake_engine import FakeEngine
-from tests.core.helpers import make_engine, tokens
+from tests.core.helpers import make_engine, make_settings, prompt, tokens
 from trunkline.core import actions as act
+from trunkline.core.facts import StepDone, TurnArrived
+from trunkline.core.policy import Core
 from trunkline.core.schedule import DEFER_BUDGETS, HOLD_STEPS
 from trunkline.core.types import Order
 
@@ -192,3 +194,28 @@ def test_a_decode_names_its_slots_in_ascending_order() -> None:
             if isinstance(call, act.Decode):
                 slots = [slot for _, slot in call.turns]
                 assert slots == sorted(slots)
+
+
+def test_a_plan_that_only_decodes_says_how_long_it_holds() -> None:
+    engine = make_engine()
+    engine.arrive(tokens(20), length=12)
+    assert engine.step().repeat == 1  # the prompt
+    assert engine.step().repeat == 11
+    engine.arrive(tokens(20, 500), length=5)
+    assert engine.step().repeat == 1
+    assert engine.step().repeat == 4
+
+
+def test_steps_reported_together_leave_the_core_as_steps_reported_one_by_one() -> None:
+    def after(repeats: list[int]) -> tuple[object, ...]:
+        core = Core(make_settings())
+        arrived = TurnArrived(at_ms=0, turn=1, salt="", prompt=prompt(*tokens(20)), max_new_tokens=12, fresh="f")
+        core.handle(arrived)
+        core.handle(StepDone(at_ms=1, plan=core.plan(1).seq, moves=(), calls_ms=(9.0,)))
+        for count in repeats:
+            done = StepDone(at_ms=2, plan=core.plan(2).seq, moves=(), calls_ms=(10.0 * count,), repeats=count)
+            core.handle(done)
+        turn = core.state.turns[1]
+        return turn.generated, core.state.slots[0].held, round(core.state.costs.decode_ms(1, 25), 1)
+
+    assert after([1] * 9) == after([4, 5]) == after([9])

@@ -7,9 +7,9 @@ import numpy as np
 
 from trunkline.core.types import CoreSettings, EndReason, Ints, MemoryKind
 from trunkline.engine.embedded import EmbeddedEngine
-from trunkline.engine.journal import Journal
 from trunkline.engine.memory import Slots
 from trunkline.engine.model import Model
+from trunkline.wire.journal import Journal
 from trunkline.wire.records import TurnRow
 from trunkline.wire.turns import Delta, Ended, Failed, RunHint, Sampling, TurnRequest
 

@@ -11,8 +11,8 @@ from tests.engine.served import Served, make_request, make_settings, some_tokens
 from trunkline.core.types import MemoryKind, RunKey
 from trunkline.engine.apply import Applier
 from trunkline.engine.errors import DecodeFailed, MemoryFault, ModelError
-from trunkline.engine.journal import Journal, replay
 from trunkline.engine.model import Model
+from trunkline.wire.journal import Journal, replay
 from trunkline.wire.turns import Accepted, Delta, Ended, Failed, TurnEvent
 
 

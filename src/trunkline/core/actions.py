@@ -146,7 +146,11 @@ Call = Prefill | Decode
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Empty `moves` and `calls`: nothing to do before the next fact."""
+    """One step. Empty `moves` and `calls`: nothing to do before the next fact.
+
+    An executor may apply the same calls up to `repeat` times before it reports, as long as no turn ends and no fact
+    waits: the plans between would be the same. `predicted_ms` is one time's.
+    """
 
     seq: int
     at_ms: float
@@ -154,3 +158,4 @@ class StepPlan:
     calls: tuple[Call, ...]
     deaths: tuple[DeathNotice, ...]
     predicted_ms: float
+    repeat: int = 1

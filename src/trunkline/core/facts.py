@@ -38,12 +38,16 @@ class MoveTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """A plan was applied: `moves` and `calls_ms` are parallel to the plan's. A call that failed has time -1."""
+    """A plan was applied: `moves` and `calls_ms` are parallel to the plan's. A call that failed has time -1.
+
+    `repeats` says how many times the calls were applied (at most the plan's `repeat`); `calls_ms` sum over them.
+    """
 
     at_ms: float
     plan: int
     moves: tuple[MoveTiming, ...]
     calls_ms: tuple[float, ...]
+    repeats: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

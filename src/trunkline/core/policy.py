@@ -87,6 +87,7 @@ class Core:
         assert self._plan is not None
         plan, step = self._plan
         assert fact.plan == plan.seq
+        assert 1 <= fact.repeats <= plan.repeat
         self._plan = None
         actions: list[Action] = []
         for move, timing in zip(plan.moves, fact.moves, strict=True):
@@ -99,8 +100,8 @@ class Core:
             if ms >= 0 and isinstance(call, Prefill):
                 self._prefilled(call, ms, fact.at_ms)
             elif ms >= 0 and isinstance(call, Decode):
-                self._decoded(call, ms)
-        self.state.scheduler.observed(step, sum(ms for ms in fact.calls_ms if ms > 0))
+                self._decoded(call, ms, fact.repeats)
+        self.state.scheduler.observed(step, sum(ms for ms in fact.calls_ms if ms > 0) / fact.repeats)
         return actions
 
     def _prefilled(self, call: Prefill, ms: float, at_ms: float) -> None:
@@ -113,11 +114,12 @@ class Core:
         if call.last:
             turn.phase, turn.generated, turn.record.first_token_ms = Phase.DECODE, 1, at_ms
 
-    def _decoded(self, call: Decode, ms: float) -> None:
+    def _decoded(self, call: Decode, ms: float, repeats: int) -> None:
         turns = [self.state.turns[turn_id] for turn_id, _ in call.turns]
-        self.state.costs.saw_decode(len(turns), sum(turn.held_tokens for turn in turns), ms)
+        context = sum(turn.held_tokens for turn in turns) + len(turns) * (repeats - 1) / 2
+        self.state.costs.saw_decode(len(turns), context, ms / repeats, repeats)
         for turn, (_, slot) in zip(turns, call.turns, strict=True):
-            turn.generated += 1
+            turn.generated += repeats
             self.state.slots[slot].held = turn.held_tokens
 
     # --- plans ------------------------------------------------------------------------------------------------
@@ -132,11 +134,24 @@ class Core:
         placed = [turn for turn in self.state.turns.values() if turn.slot is not None]
         step = self.state.scheduler.step(placed, now_ms, short_step_due=self._short_step_due(now_ms))
         moves, deaths = tuple(ledger.moves), tuple(ledger.deaths)
-        plan = StepPlan(self._next_plan, now_ms, moves, step.calls, deaths, step.predicted_ms)
+        repeat = 1 if moves else self._repeat(placed)
+        plan = StepPlan(self._next_plan, now_ms, moves, step.calls, deaths, step.predicted_ms, repeat)
         if plan.moves or plan.calls:
             self._next_plan += 1
             self._plan = (plan, step)
         return plan
+
+    def _repeat(self, placed: list[Turn]) -> int:
+        """How many times a step will be planned the same way if nothing but its own calls happens.
+
+        While every placed turn decodes, only a free slot and the clock together could change the plan: a slot kept free
+        is given to a queued turn after a while.
+        """
+        if not placed or any(turn.phase is not Phase.DECODE for turn in placed):
+            return 1
+        if len(placed) < min(len(self.state.turns), len(self.state.slots)):
+            return 1
+        return max(1, min(turn.fact.max_new_tokens - turn.generated for turn in placed))
 
     def _place_queued(self, ledger: Ledger, now_ms: float) -> None:
         queued = [turn for turn in self.state.turns.values() if turn.phase is Phase.QUEUED]

@@ -23,11 +23,13 @@ class LinearCost:
         self._b = np.zeros(len(prior))
         self._coefficients: tuple[float, ...] = prior
 
-    def observe(self, features: tuple[float, ...], ms: float) -> None:
-        """Learn from one measured call."""
+    def observe(self, features: tuple[float, ...], ms: float, count: int = 1) -> None:
+        """Learn from one measured call, or from `count` like it that took `ms` each."""
         x = np.array(features)
-        self._a = FORGET * self._a + np.outer(x, x)
-        self._b = FORGET * self._b + x * ms
+        kept = FORGET**count
+        weight = (1.0 - kept) / (1.0 - FORGET)
+        self._a = kept * self._a + weight * np.outer(x, x)
+        self._b = kept * self._b + weight * ms * x
         solved = np.linalg.solve(self._a + self._ridge, self._b + self._ridge @ self._prior)
         floor = self._prior * 0.01
         self._coefficients = tuple(float(c) for c in np.maximum(solved, floor))
@@ -79,9 +81,9 @@ class CostModel:
         """Learn from a prefill call."""
         self._prefill.observe(_prefill_features(tokens, start), ms)
 
-    def saw_decode(self, sequences: int, context_tokens: int, ms: float) -> None:
-        """Learn from a decode call."""
-        self._decode.observe((1.0, float(sequences), float(context_tokens)), ms)
+    def saw_decode(self, sequences: int, context_tokens: float, ms: float, count: int = 1) -> None:
+        """Learn from a decode call, or from `count` over the same sequences (means of context and time)."""
+        self._decode.observe((1.0, float(sequences), float(context_tokens)), ms, count)
 
     def saw_move(self, bytes_moved: int, ms: float) -> None:
         """Learn from a save or load."""

@@ -16,6 +16,9 @@ import numpy as np
 
 from trunkline.core.types import Ints, MissReason, NodeId, Prompt, RunKey
 
+ONE_EACH = np.ones(1, np.int32)
+"""The weights of symbols that have none: one token each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Death:
@@ -190,10 +193,10 @@ class PrefixTree:
         prompt = Prompt(np.ascontiguousarray(symbols, dtype=np.int32))
         at = 0
         while at < len(symbols):
-            child = node.children.get(int(symbols[at]))
+            child = node.children.get(_key(prompt, at))
             if child is None:
                 return self._add(node, prompt.symbols[at:], None), None
-            same = _run_length(child.symbols, prompt.symbols[at : at + len(child.symbols)])
+            same = _same_head(child, prompt.symbols[at : at + len(child.symbols)], None)
             if same < len(child.symbols):
                 split = self.split(child, same)
                 at += same
@@ -301,12 +304,18 @@ def _verified_path(near: Node, prompt: Prompt) -> list[Node] | None:
 def _common(node: Node, prompt: Prompt) -> int:
     """How many of the node's symbols (and weights) the prompt has at the node's place."""
     lo, hi = node.first_symbol, min(node.last_symbol, len(prompt.symbols))
-    same = _run_length(node.symbols, prompt.symbols[lo:hi])
-    if node.weights is None and prompt.weights is None:
+    return _same_head(node, prompt.symbols[lo:hi], None if prompt.weights is None else prompt.weights[lo:hi])
+
+
+def _same_head(node: Node, symbols: Ints, weights: Ints | None) -> int:
+    """How many of the node's symbols begin `symbols`, with the same weights."""
+    same = _run_length(node.symbols, symbols)
+    if node.weights is None and weights is None:
         return same
-    if node.weights is None or prompt.weights is None:
-        return 0
-    return min(same, _run_length(node.weights, prompt.weights[lo:hi]))
+    ours = ONE_EACH if node.weights is None else node.weights[:same]
+    theirs = ONE_EACH if weights is None else weights[:same]
+    differ = np.flatnonzero(ours != theirs) if same else ()
+    return int(differ[0]) if len(differ) else same
 
 
 def _run_length(a: Ints, b: Ints) -> int:
@@ -318,11 +327,11 @@ def _run_length(a: Ints, b: Ints) -> int:
 
 
 def _key(prompt: Prompt, at: int) -> int:
-    """Children are keyed by their first symbol and its weight (0 when unweighted)."""
-    weight = 0 if prompt.weights is None else int(prompt.weights[at])
+    """Children are keyed by their first symbol and its weight."""
+    weight = 1 if prompt.weights is None else int(prompt.weights[at])
     return int(prompt.symbols[at]) + (weight << 32)
 
 
 def _node_key(node: Node) -> int:
-    weight = 0 if node.weights is None else int(node.weights[0])
+    weight = 1 if node.weights is None else int(node.weights[0])
     return int(node.symbols[0]) + (weight << 32)

@@ -15,7 +15,6 @@ from trunkline.core.facts import RunRestored
 from trunkline.core.types import CoreSettings, Ints, RunKey
 from trunkline.engine.generation import Generation
 from trunkline.engine.history import History
-from trunkline.engine.journal import Journal
 from trunkline.engine.live import LiveTurn
 from trunkline.engine.loop import EngineLoop, Sink, now_ms
 from trunkline.engine.memory import Slots
@@ -23,6 +22,7 @@ from trunkline.engine.model import Model
 from trunkline.engine.sampling import SamplingError
 from trunkline.engine.template import ChatTemplate
 from trunkline.engine.tokens import Vocabulary
+from trunkline.wire.journal import Journal
 from trunkline.wire.turns import Ended, Failed, ModelInfo, TurnEvent, TurnRequest
 
 

@@ -26,12 +26,12 @@ from trunkline.engine.apply import Applier
 from trunkline.engine.errors import DecodeFailed, EngineError
 from trunkline.engine.generation import prompt_logprobs
 from trunkline.engine.history import History
-from trunkline.engine.journal import Journal
 from trunkline.engine.live import LiveTurn
 from trunkline.engine.memory import Slots
 from trunkline.engine.rows import turn_row
 from trunkline.engine.sampling import SamplingError
 from trunkline.engine.tokens import Vocabulary
+from trunkline.wire.journal import Journal
 from trunkline.wire.records import TurnRow
 from trunkline.wire.turns import Accepted, Ended, Failed, Placed, PromptLogprobs
 
