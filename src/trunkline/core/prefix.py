@@ -314,8 +314,8 @@ def _same_head(node: Node, symbols: Ints, weights: Ints | None) -> int:
         return same
     ours = ONE_EACH if node.weights is None else node.weights[:same]
     theirs = ONE_EACH if weights is None else weights[:same]
-    differ = np.flatnonzero(ours != theirs) if same else ()
-    return int(differ[0]) if len(differ) else same
+    differ = np.flatnonzero(ours != theirs)
+    return int(differ[0]) if same and len(differ) else same
 
 
 def _run_length(a: Ints, b: Ints) -> int:
