@@ -12,6 +12,7 @@ from trunkline.gateway.identity import (
     key_scope,
     salt_of,
     scope_of,
+    session_of_user,
 )
 
 
@@ -94,3 +95,22 @@ def test_a_cache_salt_isolates_inside_its_scope() -> None:
     assert len(salts) == 4
     assert scope_of(salt_of(scope, "x")) == scope
     assert scope_of(salt_of("", "x")) == ""
+
+
+@pytest.mark.parametrize(
+    ("user_id", "session"),
+    [
+        ("user_0a1b_account_9f-2_session_3f2504e0-4f89-11d3-9a0c-0305e82c3301", "3f2504e0-4f89-11d3-9a0c-0305e82c3301"),
+        ('{"device_id": "d", "account_uuid": "", "session_id": "3f25-04e0"}', "3f25-04e0"),
+        ("user_0a1b_account__session_", None),
+        ("somebody", None),
+        ('{"session_id": 7}', None),
+        ('{"session_id": "caf\xe9"}', None),
+        ('["session_id"]', None),
+        ("\ud800", None),
+        (7, None),
+        (None, None),
+    ],
+)
+def test_a_session_is_read_out_of_a_coding_agents_user_id(user_id: object, session: str | None) -> None:
+    assert session_of_user(user_id) == session

@@ -12,8 +12,11 @@ carries vLLM's `cache_salt`: cached prefixes are shared inside a salt only, runs
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from trunkline.core.types import RunOrigin
 from trunkline.gateway.errors import InvalidRequest
@@ -33,6 +36,7 @@ SESSION_HEADERS = (
     "x-session-affinity",
     "x-correlation-id",
 )
+USER_SESSION = re.compile(r"_session_([0-9A-Za-z-]{1,128})\Z")
 BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -78,6 +82,25 @@ def _run(
     return None, "", RunOrigin.INFERRED
 
 
+def session_of_user(user_id: object) -> str | None:
+    """The session in Anthropic's `metadata.user_id` as coding agents fill it in; None where there is none.
+
+    Two forms occur: `user_X_account_Y_session_ID`, and a JSON object with a `session_id`. Whatever else the field holds
+    names a person, not a session.
+    """
+    if not isinstance(user_id, str):
+        return None
+    found = USER_SESSION.search(user_id)
+    if found:
+        return found[1]
+    try:
+        fields = msgspec.json.decode(user_id)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return None
+    session = fields.get("session_id") if isinstance(fields, dict) else None
+    return session if isinstance(session, str) and _usable(session) else None
+
+
 def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str | None]:
     for name in names:
         value = headers.get(name)
@@ -98,11 +121,15 @@ def _final(headers: Mapping[str, str]) -> bool:
 
 def check_id(value: str, param: str) -> str:
     """`value` if it can name a run: ids travel back in headers, so they are printable ASCII."""
-    if not (0 < len(value) <= MAX_ID_LENGTH and value.isascii() and value.isprintable() and value == value.strip()):
+    if not _usable(value):
         raise InvalidRequest(
             f"{param} must be 1 to {MAX_ID_LENGTH} printable ASCII characters without spaces around them.", param=param
         )
     return value
+
+
+def _usable(value: str) -> bool:
+    return 0 < len(value) <= MAX_ID_LENGTH and value.isascii() and value.isprintable() and value == value.strip()
 
 
 def key_scope(api_key: str) -> str:

@@ -83,9 +83,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class RunHint:
-    """What the client said about the run. `run` None: infer it from the prompt."""
+    """What the client said about the run. `run` names it exactly; None: infer it from the prompt.
+
+    `group` is a session that a client names: its main run, sub-agents and side calls share it, and the prompt tells
+    which of them the turn belongs to.
+    """
 
     run: str | None = None
+    group: str | None = None
     parent: str | None = None
     origin: RunOrigin = RunOrigin.INFERRED
     final: bool = False
