@@ -40,7 +40,7 @@ from trunkline.gateway.executor import ModelInfo
 from trunkline.gateway.records import RunRecords
 from trunkline.gateway.settings import GatewaySettings
 from trunkline.wire.records import MissRow, TurnRow
-from trunkline.wire.turns import Accepted, Delta, Ended, Placed, TurnEvent, TurnRequest
+from trunkline.wire.turns import Accepted, Constraint, Delta, Ended, Placed, TurnEvent, TurnRequest
 
 FIRST_MS = 50.0
 INTERVAL_MS = 20.0
@@ -102,6 +102,9 @@ class ScriptedExecutor:
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Tokens as bytes."""
         return bytes(tokens).decode(errors="replace")
+
+    def check_constraint(self, constraint: Constraint) -> None:
+        """Everything compiles."""
 
     async def generate(self, request: TurnRequest) -> AsyncGenerator[TurnEvent, None]:
         """Accept, emit `max_tokens` tokens when they fall due, hand over the record, end."""

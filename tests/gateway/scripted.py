@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from trunkline.core.types import EndReason, Ints, RunKey
-from trunkline.gateway.executor import ModelInfo, TemplateError
+from trunkline.gateway.executor import ConstraintError, ModelInfo, TemplateError
 from trunkline.wire.records import MissRow, TurnRow
 from trunkline.wire.turns import (
     Accepted,
+    Constraint,
     Delta,
     Ended,
     Placed,
@@ -64,6 +65,8 @@ class ScriptedExecutor:
         self.declared: list[tuple[RunKey, str | None]] = []
         self.finished: list[RunKey] = []
         self.resets = 0
+        self.constraints: list[Constraint] = []
+        self.constraint_error: str | None = None
         self.engine_gauges: dict[str, float] = {"running": 0, "waiting": 0}
         self._turns: dict[RunKey, int] = {}
         self._new_runs = 0
@@ -90,6 +93,11 @@ class ScriptedExecutor:
     def detokenize(self, tokens: Sequence[int]) -> str:
         specials = {BOS: b"<bos>", EOS: b"<eos>"}
         return b"".join(specials.get(token) or bytes([token]) for token in tokens).decode(errors="replace")
+
+    def check_constraint(self, constraint: Constraint) -> None:
+        self.constraints.append(constraint)
+        if self.constraint_error is not None:
+            raise ConstraintError(self.constraint_error)
 
     async def generate(self, request: TurnRequest) -> AsyncGenerator[TurnEvent, None]:
         self.requests.append(request)

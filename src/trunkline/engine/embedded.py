@@ -14,6 +14,7 @@ import numpy as np
 from trunkline.core.facts import RunRestored
 from trunkline.core.types import CoreSettings, Ints, RunKey
 from trunkline.engine.generation import Generation
+from trunkline.engine.grammar import Grammars
 from trunkline.engine.history import History
 from trunkline.engine.live import LiveTurn
 from trunkline.engine.loop import EngineLoop, Sink, now_ms
@@ -23,7 +24,7 @@ from trunkline.engine.sampling import SamplingError
 from trunkline.engine.template import ChatTemplate
 from trunkline.engine.tokens import Vocabulary
 from trunkline.wire.journal import Journal
-from trunkline.wire.turns import Ended, Failed, ModelInfo, TurnEvent, TurnRequest
+from trunkline.wire.turns import Constraint, Ended, Failed, ModelInfo, TurnEvent, TurnRequest
 
 
 class EmbeddedEngine:
@@ -41,6 +42,7 @@ class EmbeddedEngine:
     ) -> None:
         self._vocabulary = Vocabulary(model.vocab)
         self._history = History(self._vocabulary)
+        self._grammars = Grammars(self._vocabulary)
         self._template = ChatTemplate(
             model.chat_template,
             bos_token=self._vocabulary.bos_text.decode(),
@@ -89,6 +91,10 @@ class EmbeddedEngine:
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`."""
         return self._vocabulary.detokenize(tokens)
+
+    def check_constraint(self, constraint: Constraint) -> None:
+        """Compile `constraint` and keep it. Raises `ConstraintError`."""
+        self._grammars.guide(constraint)
 
     async def generate(self, request: TurnRequest) -> AsyncIterator[TurnEvent]:
         """Serve one turn; closing the iterator aborts it."""

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from trunkline.core.types import Ints, RunKey
-from trunkline.wire.turns import ModelInfo, TemplateError, TurnEvent, TurnRequest
+from trunkline.wire.turns import Constraint, ConstraintError, ModelInfo, TemplateError, TurnEvent, TurnRequest
 
-__all__ = ["Executor", "ModelInfo", "TemplateError"]
+__all__ = ["ConstraintError", "Executor", "ModelInfo", "TemplateError"]
 
 
 class Executor(Protocol):
@@ -34,6 +34,12 @@ class Executor(Protocol):
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`, control tokens included, invalid UTF-8 replaced. Thread-safe."""
+
+    def check_constraint(self, constraint: Constraint) -> None:
+        """Compile `constraint`, so that a turn under it can begin at once. Thread-safe; may take a second.
+
+        Raises `ConstraintError`, whose text says what is wrong, and where in the schema.
+        """
 
     def generate(self, request: TurnRequest) -> AsyncIterator[TurnEvent]:
         """Serve one turn. The iterator's first event is `Accepted` or `Failed`, its last `Ended` or `Failed`.
