@@ -141,6 +141,11 @@ class Placement:
                 cost += self._retention.chance(slot.leaf, now_ms) * whole
         return cost, Choice(slot, live, end, load)
 
+    def look_again(self, turn: Turn) -> None:
+        """Note what is held of a queued turn's prompt now."""
+        held, turn.likely_slot = self.likely_held(turn.leaf)
+        turn.likely_held = min(held, turn.prompt_tokens - 1)
+
     def likely_held(self, leaf: Node) -> tuple[int, SlotId | None]:
         """Leading tokens of a path that are in host memory, in a slot, or on their way into one; and the idle slot that
         holds most of them, if one does.

@@ -27,6 +27,10 @@ from trunkline.core.types import CoreSettings, Order, RunKey, RunOrigin, Sharing
 
 LOOP_BONUS_MS = 15_000.0
 """Head start in the queue of a turn whose run has already begun, over a new run's first turn."""
+RECOMPUTE_WEIGHT = 8.0
+"""Head start of a turn over another for each millisecond of prefill that it saves by what is held of it now."""
+RECOMPUTE_MOST_MS = 60_000.0
+"""The longest that a turn waits for others that cost less."""
 SHORT_BONUS_MS = 30_000.0
 """Head start of a predicted short step. Both are bounded, so that nobody waits for ever."""
 DUE_MS = 30_000.0
@@ -41,6 +45,7 @@ class Core:
         self._plan: tuple[StepPlan, Step] | None = None
         self._next_plan = 1
         self._due: dict[RunKey, float] = {}
+        self._held_changed = False
 
     # --- facts ------------------------------------------------------------------------------------------------
 
@@ -58,6 +63,7 @@ class Core:
             case TurnEnded():
                 return self._ended(fact)
             case CacheReset():
+                self._held_changed = True
                 return lifecycle.reset(self.state, fact)
             case RunDeclared():
                 run = runs.ensure(fact.key, fact.parent, RunOrigin.HEADER)
@@ -75,6 +81,7 @@ class Core:
         return []
 
     def _ended(self, fact: TurnEnded) -> list[Action]:
+        self._held_changed = True
         run = self.state.turns[fact.turn].run
         actions = lifecycle.end(self.state, fact)
         short = self.state.settings.short_tokens
@@ -93,6 +100,7 @@ class Core:
         for move, timing in zip(plan.moves, fact.moves, strict=True):
             self.state.costs.saw_move(timing.bytes, timing.ms)
             if isinstance(move, Load) and not timing.ok:
+                self._held_changed = True
                 actions += lifecycle.break_promise(self.state, move, fact.at_ms)
             elif isinstance(move, Save) and self.state.checkpoints:
                 self.state.retention.corrected(move.pieces[0].node, timing.bytes)
@@ -160,11 +168,16 @@ class Core:
         fcfs = self.state.settings.order is Order.FCFS
         keep_free = int(not fcfs and len(self.state.slots) > 1 and self._short_step_due(now_ms))
         in_flight = list(self.state.turns.values())
+        if self._held_changed:
+            self._held_changed = False
+            for turn in queued:
+                self.state.placement.look_again(turn)
         for turn in sorted(queued, key=self._rank):
             patient = now_ms - turn.fact.at_ms <= LOOP_BONUS_MS + SHORT_BONUS_MS
             spare = keep_free if patient and not self.state.scheduler.is_short(turn) else 0
             if not self.state.placement.place(turn, in_flight, ledger, now_ms, spare=spare):
                 continue
+            self._held_changed = True
             lost = max(0, turn.promised_tokens - turn.computed)
             self.state.broken_promises += lost
             turn.record.recomputed_tokens += lost
@@ -177,12 +190,13 @@ class Core:
             turn.record.misses = explain(turn, self.state.settings)
 
     def _rank(self, turn: Turn) -> tuple[float, int]:
-        """Arrival, with a head start for short steps and for runs that have begun."""
+        """Arrival, with a head start for short steps, for runs that have begun, and for what is still held."""
         if self.state.settings.order is Order.FCFS:
             return turn.fact.at_ms, turn.id
         begun = turn.record.index > 0 or turn.run.parent is not None
         bonus = LOOP_BONUS_MS * begun + SHORT_BONUS_MS * self.state.scheduler.is_short(turn)
-        return turn.fact.at_ms - bonus, turn.id
+        handicap = min(RECOMPUTE_MOST_MS, RECOMPUTE_WEIGHT * self.state.scheduler.prefill_ms(turn))
+        return turn.fact.at_ms - bonus + handicap, turn.id
 
     def _short_step_due(self, now_ms: float) -> bool:
         while self._due:
