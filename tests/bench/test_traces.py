@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trunkline.wire.records import MissRow, TurnRow
+from trunkline.wire.reshape import scale
 from trunkline.wire.traces import (
     BlocksPrompt,
     Fork,
@@ -21,7 +22,6 @@ from trunkline.wire.traces import (
     expand_session,
     read_runs,
     read_sessions,
-    scale,
     write_runs,
 )
 

@@ -119,7 +119,7 @@ class Endpoint:
             answer = await self._json("POST", "/tokenize", {"prompt": text, "add_special_tokens": False})
         return list(answer["tokens"])
 
-    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of the prompt that the server's chat template makes of `messages`."""
         if await self._is_llama_server():
             prompt = (await self._json("POST", "/apply-template", {"messages": messages}))["prompt"]

@@ -18,7 +18,8 @@ from trunkline.bench.replay import DEFAULT_OUTPUT_TOKENS, Form, History, Replay,
 from trunkline.bench.report import Summary, show, summarize
 from trunkline.bench.reuse import count_reusable
 from trunkline.wire.lmcache import read_lmcache
-from trunkline.wire.traces import RunTrace, Session, read_runs, read_sessions, scale
+from trunkline.wire.reshape import scale
+from trunkline.wire.traces import RunTrace, Session, read_runs, read_sessions
 from trunkline.wire.weka import read_weka
 
 READERS = {"trunkline": read_runs, "weka": read_weka, "lmcache": read_lmcache}

@@ -43,8 +43,8 @@ async def _longest(endpoint: Endpoint, session: Session) -> int:
         for index, (turn, symbols) in enumerate(zip(run.turns, prompts[run.id], strict=True)):
             if isinstance(turn.prompt, MessagesPrompt):
                 messages = [symbol for symbol in symbols if isinstance(symbol, Message)]
-                prompt = len(await endpoint.tokenize_chat(msgspec.to_builtins(messages)))
+                prompt = len(await endpoint.tokenize_chat([message.body() for message in messages]))
             else:
-                prompt = run.prompt_tokens(index, symbols)
+                prompt = run.prompt_tokens(index)
             longest = max(longest, prompt + (turn.output_tokens or 0))
     return longest

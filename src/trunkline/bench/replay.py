@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-import msgspec
-
 from trunkline.bench.client import Endpoint, Reply
 from trunkline.bench.events import RunEvent, TurnEvent
 from trunkline.bench.filler import Filler
@@ -167,7 +165,7 @@ class _Player:
         prompt = run.turns[index].prompt
         if isinstance(prompt, MessagesPrompt):
             messages = [message for message in symbols if isinstance(message, Message)]
-            return messages, "/v1/chat/completions", {"messages": msgspec.to_builtins(messages)}
+            return messages, "/v1/chat/completions", {"messages": [message.body() for message in messages]}
         ids = [symbol for symbol in symbols if isinstance(symbol, int)]
         if isinstance(prompt, TokensPrompt):
             return ids, "/v1/completions", {"prompt": ids}
@@ -176,7 +174,7 @@ class _Player:
             tokens = self.replay.filler.tokens(*content)
             return tokens, "/v1/completions", {"prompt": tokens}
         messages = [Message("user", self.replay.filler.text(*content))]
-        return messages, "/v1/chat/completions", {"messages": msgspec.to_builtins(messages)}
+        return messages, "/v1/chat/completions", {"messages": [message.body() for message in messages]}
 
 
 def _continued(symbols: Sequence[Symbol], turn: TurnTrace, answer: str | None) -> list[Symbol]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,7 +32,7 @@ async def count_reusable(endpoint: Endpoint, sent: Sequence[Sent], live: bool) -
 
 async def _ids(endpoint: Endpoint, prompt: Sequence[int | Message]) -> Ids:
     if messages := [part for part in prompt if isinstance(part, Message)]:
-        return np.asarray(await endpoint.tokenize_chat(msgspec.to_builtins(messages)), np.int32)
+        return np.asarray(await endpoint.tokenize_chat([message.body() for message in messages]), np.int32)
     return np.asarray([part for part in prompt if isinstance(part, int)], np.int32)
 
 

@@ -5,9 +5,10 @@ forked; a session (a root run and everything forked from it) lies together in th
 """
 
 import gzip
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -26,11 +27,49 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     """Common settings of everything that a trace line holds."""
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One chat message. `content` is plain text."""
+class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool call as a model wrote it; `arguments` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's chat API takes it."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One chat message. `content` is plain text; a tool's result names the call that it answers."""
 
     role: str
-    content: str
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's chat API takes it."""
+        body: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            body["tool_calls"] = [call.body() for call in self.tool_calls]
+        if self.tool_call_id:
+            body["tool_call_id"] = self.tool_call_id
+        if self.name:
+            body["name"] = self.name
+        return body
+
+
+class Tool(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A tool that a run's model may call; `parameters` is its JSON schema."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's chat API takes it."""
+        return {"type": "function", "function": msgspec.to_builtins(self) | {"parameters": self.parameters}}
 
 
 class MessagesPrompt(_Row, frozen=True, tag="messages"):
@@ -50,17 +89,30 @@ class TokensPrompt(_Row, frozen=True, tag="tokens"):
 class BlocksPrompt(_Row, frozen=True, tag="blocks"):
     """A prompt known only by block ids: the first `keep` ids of the previous prompt, then runs of (first id, count).
 
-    Equal ids in one session mean equal tokens. `tail_tokens` follow the last whole block and are like nothing else.
+    Equal ids in one id space mean equal tokens. `tail_tokens` follow the last whole block; they are like nothing else,
+    unless `tail_id` names them: then tails with the same id (and length) are equal.
     """
 
     keep: int = 0
     add: tuple[tuple[int, int], ...] = ()
     tail_tokens: int = 0
+    tail_id: int | None = None
 
 
 Prompt = MessagesPrompt | TokensPrompt | BlocksPrompt
 Symbol = Message | int
 """What a prompt is a sequence of: messages, token ids or block ids."""
+
+MAX_ID = 2**31 - 1
+"""Block ids are below this: they fit 32 bits."""
+
+
+class TurnKind(StrEnum):
+    """What a turn answers: new words of a `USER`, or the results of the `TOOL`s that the turn before called."""
+
+    UNKNOWN = "unknown"
+    USER = "user"
+    TOOL = "tool"
 
 
 class Fork(_Row, frozen=True):
@@ -79,11 +131,14 @@ class TurnTrace(_Row, frozen=True):
     """One generation. Lengths are tokens of the model that was recorded; None means not known.
 
     `at_ms` is the arrival since the session began. `gap_ms` is the tool gap: from the end of the run's previous turn
-    (and of the sub-agents it waits for) to this arrival. `result` is what a Trunkline node recorded of the turn.
+    (and of the sub-agents it waits for) to this arrival. `output` is text and `calls` are the tool calls with it.
+    `result` is what a Trunkline node recorded of the turn.
     """
 
     prompt: Prompt
+    kind: TurnKind = TurnKind.UNKNOWN
     output: str | None = None
+    calls: tuple[ToolCall, ...] = ()
     output_tokens: int | None = None
     finish: str = ""
     model: str = ""
@@ -95,22 +150,33 @@ class TurnTrace(_Row, frozen=True):
 
 
 class RunTrace(_Row, frozen=True, tag_field="format", tag="trunkline.run.1"):
-    """One run. `kind` says what sort of agent it is; `block_tokens` is the size of a block where prompts are blocks."""
+    """One run.
+
+    `kind` says what sort of agent it is. `begin_ms` is when its session began, on a clock that all sessions of the file
+    share (roots only). `block_tokens` is the size of a block where prompts are blocks; their ids mean the same in all
+    sessions that name the same `space`, and without one in this session alone. `task` names what several runs
+    attempted, `reward` how well this one did (1.0: solved). `note` says what a reader had to assume.
+    """
 
     id: str
     turns: tuple[TurnTrace, ...]
     kind: str = "agent"
     source: str = ""
     fork: Fork | None = None
+    begin_ms: float | None = None
     block_tokens: int = 0
+    space: str = ""
+    tools: tuple[Tool, ...] = ()
+    task: str = ""
+    reward: float | None = None
+    note: str = ""
 
-    def prompt_tokens(self, turn: int, symbols: Sequence[Symbol]) -> int:
-        """Length in tokens of `symbols`, the expanded prompt of `turn`. Only for token and block prompts."""
+    def prompt_tokens(self, turn: int) -> int:
+        """Length in tokens of the prompt of `turn`. Not for text, whose length depends on the model that reads it."""
         prompt = self.turns[turn].prompt
-        assert not isinstance(prompt, MessagesPrompt), "the length of text depends on the model that reads it"
-        if isinstance(prompt, TokensPrompt):
-            return len(symbols)
-        return len(symbols) * self.block_tokens + prompt.tail_tokens
+        assert not isinstance(prompt, MessagesPrompt)
+        tail_tokens = prompt.tail_tokens if isinstance(prompt, BlocksPrompt) else 0
+        return size(prompt) * (self.block_tokens or 1) + tail_tokens
 
 
 Session = tuple[RunTrace, ...]
@@ -162,23 +228,37 @@ def write_runs(path: Path, runs: Iterable[RunTrace]) -> int:
 
 
 def read_sessions(runs: Iterable[RunTrace]) -> Iterator[Session]:
-    """Group runs into sessions as they come. Raises ValueError where a child does not follow its session's root."""
-    session: list[RunTrace] = []
+    """Group runs into sessions as they come. Raises ValueError where a child does not fit its session."""
+    session: dict[str, RunTrace] = {}
     for run in runs:
         if run.fork is None:
             if session:
-                yield tuple(session)
-            session = [run]
-            continue
-        parent = next((known for known in session if known.id == run.fork.parent), None)
-        if parent is None:
-            raise ValueError(f"run {run.id!r} names parent {run.fork.parent!r}, which its session did not bring before")
-        joins = len(parent.turns) if run.fork.joins is None else run.fork.joins
-        if not 0 <= run.fork.after <= joins <= len(parent.turns):
-            raise ValueError(f"run {run.id!r} forks after {run.fork.after} and joins at {joins} of {len(parent.turns)}")
-        session.append(run)
+                yield tuple(session.values())
+            session = {run.id: run}
+        elif run.id in session:
+            raise ValueError(f"run {run.id!r} is twice in its session")
+        else:
+            _check_fork(run, run.fork, session)
+            session[run.id] = run
     if session:
-        yield tuple(session)
+        yield tuple(session.values())
+
+
+def _check_fork(run: RunTrace, fork: Fork, session: Mapping[str, RunTrace]) -> None:
+    """Raise ValueError unless `run` fits the runs of its session that came before it."""
+    parent = session.get(fork.parent)
+    if parent is None:
+        raise ValueError(f"run {run.id!r} names parent {fork.parent!r}, which its session did not bring before")
+    joins = len(parent.turns) if fork.joins is None else fork.joins
+    if not 0 <= fork.after <= joins <= len(parent.turns):
+        raise ValueError(f"run {run.id!r} forks after {fork.after} and joins at {joins} of {len(parent.turns)}")
+    keep = run.turns[0].prompt.keep if run.turns else 0
+    while not fork.after and (above := parent.fork) is not None:  # it starts where its parent started
+        parent, fork = session[above.parent], above
+    left = parent.turns[fork.after - 1].prompt if fork.after else None
+    held = 0 if left is None else size(left)
+    if keep > held or (keep and left is not None and type(left) is not type(run.turns[0].prompt)):
+        raise ValueError(f"run {run.id!r} keeps {keep} of the {held} symbols of the prompt that it forks from")
 
 
 def expand(run: RunTrace, inherited: Sequence[Symbol] = ()) -> Iterator[list[Symbol]]:
@@ -207,37 +287,29 @@ def added(prompt: Prompt) -> list[Symbol]:
     return list(prompt.add)
 
 
-def scale(run: RunTrace, divisor: int, output_divisor: int | None = None) -> RunTrace:
-    """The same run with smaller blocks: block, input and output sizes divided, block ids and so prefixes kept.
-
-    Outputs are divided by `output_divisor` if given. Raises ValueError for prompts that are not blocks and for a
-    divisor that does not divide the block.
-    """
-    if divisor < 1 or run.block_tokens % divisor or not run.block_tokens:
-        raise ValueError(f"cannot divide a block of {run.block_tokens} tokens by {divisor}; only block traces scale")
-    smaller = output_divisor or divisor
-
-    def shrink(turn: TurnTrace) -> TurnTrace:
-        assert isinstance(turn.prompt, BlocksPrompt)
-        tail = msgspec.structs.replace(turn.prompt, tail_tokens=turn.prompt.tail_tokens // divisor)
-        output = None if turn.output_tokens is None else max(1, turn.output_tokens // smaller)
-        return msgspec.structs.replace(turn, prompt=tail, output_tokens=output)
-
-    turns = tuple(shrink(turn) for turn in run.turns)
-    return msgspec.structs.replace(run, turns=turns, block_tokens=run.block_tokens // divisor)
+def size(prompt: Prompt) -> int:
+    """How many symbols a prompt has, the kept ones included."""
+    if isinstance(prompt, BlocksPrompt):
+        return prompt.keep + sum(count for _, count in prompt.add)
+    return prompt.keep + len(prompt.add)
 
 
 def _problem(run: RunTrace) -> str | None:
     """What is wrong inside one run, or None. What spans runs is checked by `read_sessions`."""
     held = None if run.fork else 0
     kind = type(run.turns[0].prompt) if run.turns else None
+    if kind is BlocksPrompt and run.block_tokens < 1:
+        return "prompts are blocks, so `block_tokens` must say how many tokens a block holds"
     for index, turn in enumerate(run.turns):
         prompt = turn.prompt
         if type(prompt) is not kind:
             return f"turn {index} changes the kind of prompt; a run is all messages, all tokens or all blocks"
         if prompt.keep < 0 or (held is not None and prompt.keep > held):
             return f"turn {index} keeps {prompt.keep} of the {held} symbols before it"
-        held = prompt.keep + len(added(prompt))
-    if kind is BlocksPrompt and run.block_tokens < 1:
-        return "prompts are blocks, so `block_tokens` must say how many tokens a block holds"
+        if isinstance(prompt, BlocksPrompt):
+            if any(first < 0 or count < 1 or first + count > MAX_ID for first, count in prompt.add):
+                return f"turn {index} adds block ids outside 0 to {MAX_ID} or an empty run of them"
+            if prompt.tail_tokens < 0:
+                return f"turn {index} has a tail of {prompt.tail_tokens} tokens"
+        held = size(prompt)
     return None

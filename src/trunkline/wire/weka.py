@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from trunkline.wire.traces import BlocksPrompt, Fork, RunTrace, TraceError, TurnTrace, open_trace, read_lines
+from trunkline.core.types import Ints
+from trunkline.wire.traces import BlocksPrompt, Fork, RunTrace, TraceError, TurnKind, TurnTrace, open_trace, read_lines
 
 
 class _Request(msgspec.Struct, rename={"input_tokens": "in", "output_tokens": "out"}):
@@ -25,6 +27,7 @@ class _Request(msgspec.Struct, rename={"input_tokens": "in", "output_tokens": "o
     hash_ids: list[int] | None = None
     keep: int = 0
     add: list[tuple[int, int]] = []
+    input_types: list[str] = []
     think_time: float | None = None
     api_time: float | None = None
     ttft: float | None = None
@@ -39,6 +42,28 @@ class _Session(msgspec.Struct):
     id: str
     block_size: int
     requests: list[_Request]
+
+
+class _Blocks:
+    """The block ids of a list's previous prompt: how many, and (where requests tell them whole) which."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._ids: Ints = np.empty(0, np.int32)
+
+    def change(self, request: _Request) -> tuple[int, list[tuple[int, int]]]:
+        """Become the request's blocks; returns how many were kept, and what was added as runs of (first, count)."""
+        if request.hash_ids is None:
+            if not 0 <= request.keep <= self.count:
+                raise ValueError(f"the request at t={request.t} keeps {request.keep} of {self.count} blocks")
+            self.count = request.keep + sum(count for _, count in request.add)
+            return request.keep, request.add
+        now = np.asarray(request.hash_ids, np.int32)
+        shared = min(self.count, len(now))
+        differ = np.flatnonzero(self._ids[:shared] != now[:shared])
+        keep = int(differ[0]) if len(differ) else shared
+        self.count, self._ids = len(now), now
+        return keep, _compress(now[keep:])
 
 
 _decode = msgspec.json.Decoder(_Session).decode
@@ -90,7 +115,7 @@ def _runs(
     """One list of requests as a run, then its sub-agents. `began_s` is the list's time 0 in the session's time."""
     turns: list[TurnTrace] = []
     children: list[tuple[Fork, _Request, float]] = []
-    ids: list[int] = []
+    blocks = _Blocks()
     free_s = 0.0  # when the run's last turn, or the last sub-agent it waits for, had ended
     previous: _Request | None = None
     for request in requests:
@@ -102,7 +127,7 @@ def _runs(
             continue
         joined = any(child.joins == len(turns) for child, _, _ in children)
         gap_s = max(0.0, request.t - free_s) if joined else _gap_s(request, previous)
-        turns.append(_turn(request, ids, block, began_s + request.t, gap_s))
+        turns.append(_turn(request, blocks, block, began_s + request.t, gap_s))
         free_s, previous = request.t + (request.api_time or 0.0), request
     yield RunTrace(id=run, kind=kind, source="weka", fork=fork, block_tokens=block, turns=tuple(turns))
     for number, (child_fork, request, start_s) in enumerate(children, 1):
@@ -122,22 +147,17 @@ def _gap_s(request: _Request, previous: _Request | None) -> float | None:
     return None
 
 
-def _turn(request: _Request, ids: list[int], block: int, at_s: float, gap_s: float | None) -> TurnTrace:
-    """One request as a turn. `ids` are the previous prompt's block ids; they become this one's."""
-    if request.hash_ids is None:
-        keep, add = request.keep, request.add
-        if not 0 <= keep <= len(ids):
-            raise ValueError(f"the request at t={request.t} keeps {keep} of {len(ids)} blocks")
-        ids[keep:] = [first + i for first, count in add for i in range(count)]
-    else:
-        keep = _common(ids, request.hash_ids)
-        add = _compress(request.hash_ids[keep:])
-        ids[:] = request.hash_ids
-    tail = request.input_tokens - len(ids) * block
+def _turn(request: _Request, before: _Blocks, block: int, at_s: float, gap_s: float | None) -> TurnTrace:
+    """One request as a turn. `before` are the previous prompt's blocks; they become this one's."""
+    keep, add = before.change(request)
+    tail = request.input_tokens - before.count * block
     if tail < 0:
-        raise ValueError(f"the request at t={request.t} has {len(ids)} blocks of {block} but {request.input_tokens} in")
+        raise ValueError(
+            f"the request at t={request.t} has {before.count} blocks of {block} but {request.input_tokens} in"
+        )
     return TurnTrace(
         prompt=BlocksPrompt(keep=keep, add=tuple(add), tail_tokens=tail),
+        kind=_kind(request),
         output_tokens=request.output_tokens,
         finish=request.stop,
         model=request.model,
@@ -148,21 +168,20 @@ def _turn(request: _Request, ids: list[int], block: int, at_s: float, gap_s: flo
     )
 
 
+def _kind(request: _Request) -> TurnKind:
+    """A tool's result makes a tool step, also where text comes with it."""
+    if "tool_result" in request.input_types:
+        return TurnKind.TOOL
+    return TurnKind.USER if request.input_types else TurnKind.UNKNOWN
+
+
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 3)
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _compress(ids: Sequence[int]) -> list[tuple[int, int]]:
+def _compress(ids: Ints) -> list[tuple[int, int]]:
     """Ids as runs of (first, count)."""
-    runs: list[tuple[int, int]] = []
-    for block in ids:
-        if runs and block == sum(runs[-1]):
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((block, 1))
-    return runs
+    if not len(ids):
+        return []
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(ids) != 1) + 1))
+    return list(zip(ids[starts].tolist(), np.diff(starts, append=len(ids)).tolist(), strict=True))
