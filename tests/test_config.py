@@ -7,6 +7,7 @@ import pytest
 from trunkline import config
 from trunkline.config import ConfigError, ServeSettings
 from trunkline.core.types import Order, Sharing
+from trunkline.wire.noise import DEFAULT, Normalizer
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,22 @@ def test_a_bad_file_says_what_is_wrong(tmp_path: Path, content: str, message: st
     file.write_text(content)
     with pytest.raises(ConfigError, match=message):
         config.load({}, file, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [("default", DEFAULT), ("none", ()), ("dates, billing,dates", (Normalizer.DATES, Normalizer.BILLING))],
+)
+def test_normalizers_are_named_in_a_list(tmp_path: Path, text: str, names: tuple[Normalizer, ...]) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(f"normalize = '{text}'\n")
+    assert config.load({}, file, {}).normalize == names
+    assert config.convert("normalize", text) == names
+
+
+def test_an_unknown_normalizer_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="billing, dates, tool_order, json_keys"):
+        config.convert("normalize", "billing,noise")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         flag = "--" + spec.name.replace("_", "-")
         text = str(spec.metadata["help"])
         if spec.default not in (None, ()):
-            text += f" (default: {spec.default})"
+            text += f" (default: {','.join(spec.default) if isinstance(spec.default, tuple) else spec.default})"
         if spec.name == "api_keys":
             parser.add_argument("--api-key", action="append", dest=spec.name, default=argparse.SUPPRESS, help=text)
         elif spec.type is bool or str(spec.type) == "bool":
@@ -197,6 +197,7 @@ def _listen(settings: ServeSettings, engine: EmbeddedEngine, records: RunRecords
     gateway = GatewaySettings(
         api_keys=settings.api_keys,
         share_cache_across_keys=settings.share_cache_across_keys,
+        normalize=settings.normalize,
         max_body_bytes=settings.max_body_bytes,
         drain_timeout_s=settings.drain_timeout_s,
     )

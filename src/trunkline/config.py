@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trunkline.core.types import Eviction, Order, Sharing
+from trunkline.wire.noise import DEFAULT, Normalizer
 
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -58,6 +59,10 @@ class ServeSettings:
         default=(), metadata={"help": "accepted keys (may be given again; default: open)"}
     )
     share_cache_across_keys: bool = field(default=False, metadata={"help": "let keys hit each other's prefixes"})
+    normalize: tuple[Normalizer, ...] = field(
+        default=DEFAULT,
+        metadata={"help": f"client noise to hold still, separated by commas: {', '.join(Normalizer)}; or none"},
+    )
     max_body_bytes: int = field(default=8 * 2**20, metadata={"help": "largest request body", "size": True})
     drain_timeout_s: float = field(default=30.0, metadata={"help": "on SIGTERM, how long running turns may take"})
     decision_log: Path | None = field(default=None, metadata={"help": "write every fact and plan to this file"})
@@ -138,7 +143,15 @@ def convert(name: str, text: str) -> Any:
     return text
 
 
+def _normalizers(text: str) -> tuple[Normalizer, ...]:
+    """`default`, `none`, or names separated by commas."""
+    if text == "default":
+        return DEFAULT
+    return () if text == "none" else tuple(dict.fromkeys(Normalizer(name.strip()) for name in text.split(",")))
+
+
 _CONVERTERS: dict[str, Any] = {
+    "Normalizer": _normalizers,
     "Path": lambda text: Path(text).expanduser(),
     "Sharing": Sharing,
     "Eviction": Eviction,
@@ -152,6 +165,8 @@ _CONVERTERS: dict[str, Any] = {
 def _expects(kind: Any) -> str:
     if kind in (Sharing, Eviction, Order):
         return "choose " + " or ".join(kind)
+    if kind is _normalizers:
+        return f"name some of {', '.join(Normalizer)}, or say default or none"
     return "it must be a number" if kind in (int, float) else "it is true or false"
 
 

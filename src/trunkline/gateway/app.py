@@ -31,6 +31,7 @@ from trunkline.gateway.generate import SCOPE_KEY, Generate
 from trunkline.gateway.identity import key_scope
 from trunkline.gateway.meta import Meta
 from trunkline.gateway.metrics import Metrics
+from trunkline.gateway.noise import NoiseFilter
 from trunkline.gateway.records import RunRecords
 from trunkline.gateway.runs import Runs
 from trunkline.gateway.settings import GatewaySettings
@@ -57,6 +58,7 @@ def build_app(executor: Executor, records: RunRecords, settings: GatewaySettings
         metrics=metrics,
         flights=flights,
         token_text=TokenTexts(executor),
+        noise=NoiseFilter(settings.normalize),
     )
 
     @asynccontextmanager

@@ -80,15 +80,16 @@ def chat_turn(gateway: Gateway, body: ChatBody, scope: str, headers: Mapping[str
     ends, end_tokens = stops(body, settings), stop_tokens(body, model.vocab_size)
     logprobs = _logprobs(body, settings.max_top_logprobs)
     asked_tokens = _max_tokens(body)
+    salt = salt_of(scope, body.cache_salt)
+    quiet = gateway.noise.settle(salt, body.messages, body.tools)
     text = render(
         executor,
-        body.messages,
-        body.tools,
+        quiet.messages,
+        quiet.tools,
         body.chat_template_kwargs,
         body.add_generation_prompt,
         body.continue_final_message,
     )
-    salt = salt_of(scope, body.cache_salt)
     tokens = executor.tokenize(text, salt=salt, bos=True)
     limit = completion_limit(model.max_model_len, len(tokens), asked_tokens, default=None, param="messages")
     prompt = TurnRequest(
@@ -101,6 +102,7 @@ def chat_turn(gateway: Gateway, body: ChatBody, scope: str, headers: Mapping[str
         stop=ends,
         stop_tokens=end_tokens,
         logprobs=logprobs,
+        normalized=quiet.normalized,
     )
     return ChatTurn(prompt=prompt, n=n, reader=PlainReader)
 

@@ -9,6 +9,7 @@ from trunkline.gateway.executor import Executor
 from trunkline.gateway.flights import Flights
 from trunkline.gateway.identity import scope_of
 from trunkline.gateway.metrics import Metrics
+from trunkline.gateway.noise import NoiseFilter
 from trunkline.gateway.records import RunRecords
 from trunkline.gateway.settings import GatewaySettings
 
@@ -60,6 +61,7 @@ class Gateway:
     metrics: Metrics
     flights: Flights
     token_text: TokenTexts
+    noise: NoiseFilter
     active: ActiveRuns = field(default_factory=ActiveRuns)
 
     def check_ready(self) -> None:

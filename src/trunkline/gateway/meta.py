@@ -92,10 +92,11 @@ class Meta:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
         if body.messages is not None:
+            quiet = self._gateway.noise.settle(salt, body.messages, body.tools)
             text = render(
                 executor,
-                body.messages,
-                body.tools,
+                quiet.messages,
+                quiet.tools,
                 body.chat_template_kwargs,
                 body.add_generation_prompt,
                 body.continue_final_message,

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from trunkline.wire.noise import DEFAULT, Normalizer
+
 MIB = 1024 * 1024
 
 
@@ -11,11 +13,13 @@ class GatewaySettings:
 
     `api_keys` empty: anyone may call. `share_cache_across_keys` puts all keys into one scope: they share cached
     prefixes and see each other's runs. `request_timeout_s` bounds one request from body to last byte (None: no bound).
+    `normalize` names the client noise that is held still (`gateway/noise.py`).
     Bodies up to `inline_body_bytes` are parsed and tokenized on the event loop, larger ones in a thread.
     """
 
     api_keys: tuple[str, ...] = ()
     share_cache_across_keys: bool = False
+    normalize: tuple[Normalizer, ...] = DEFAULT
     max_body_bytes: int = 8 * MIB
     body_timeout_s: float = 60.0
     inline_body_bytes: int = 4096

@@ -22,7 +22,8 @@ class Normalizer(StrEnum):
     """The order of keys in tool definitions, in tool calls' arguments and in tool results that are JSON."""
 
 
-DEFAULT = frozenset({Normalizer.BILLING})
+DEFAULT = (Normalizer.BILLING,)
+"""What is held still unless a setting says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
