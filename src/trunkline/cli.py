@@ -126,7 +126,15 @@ def serve(args: argparse.Namespace) -> int:
         name = settings.model_name or (path.stem if settings.model else "smollm2-135m-instruct")
         engine = EmbeddedEngine(model, slots, core, name=name, sink=records.turn, journal=journal)
         for run in records.all_open_runs():
-            engine.restore_run(RunKey(run.salt, run.run), run.parent, run.turns, run.prompt_tokens)
+            engine.restore_run(
+                RunKey(run.salt, run.run),
+                run.parent,
+                run.turns,
+                run.prompt_tokens,
+                origin=run.origin,
+                group=run.session,
+                digest=run.digest,
+            )
         engine.start()
         _say(_summary(core))
         try:

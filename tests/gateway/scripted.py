@@ -116,7 +116,7 @@ class ScriptedExecutor:
                 self.aborted += 1
 
     def _accept(self, request: TurnRequest) -> Accepted:
-        run = request.hint.run
+        run = request.hint.run or request.hint.group  # every turn of a session goes to its main run
         if run is None:
             self._new_runs += 1
             run = f"inferred-{self._new_runs}"

@@ -16,28 +16,36 @@ from trunkline.gateway.identity import (
 )
 
 
-def test_our_header_wins_over_session_headers_and_body_fields() -> None:
+def test_our_header_names_the_run_whatever_else_names_a_session() -> None:
     hint = identify({"x-trunkline-run": "ours", "x-session-id": "session"}, session_id="body")
-    assert (hint.run, hint.origin) == ("ours", RunOrigin.HEADER)
+    assert (hint.run, hint.group, hint.origin) == ("ours", None, RunOrigin.HEADER)
+
+
+def test_a_run_id_in_the_metadata_names_the_run_whatever_else_names_a_session() -> None:
+    hint = identify({"x-session-id": "session"}, metadata={"run_id": "c", "other": 1})
+    assert (hint.run, hint.group, hint.origin) == ("c", None, RunOrigin.BODY)
 
 
 @pytest.mark.parametrize("at", range(len(SESSION_HEADERS) - 1))
 def test_an_earlier_session_header_wins_over_a_later_one(at: int) -> None:
     hint = identify({SESSION_HEADERS[at]: "first", SESSION_HEADERS[at + 1]: "second"}, prompt_cache_key="body")
-    assert (hint.run, hint.origin) == ("first", RunOrigin.SESSION)
+    assert (hint.run, hint.group, hint.origin) == (None, "first", RunOrigin.SESSION)
+
+
+CODING_AGENT = {"user_id": "user_1_account_2_session_d"}
 
 
 @pytest.mark.parametrize(
-    ("fields", "run"),
+    ("fields", "group"),
     [
-        ({"session_id": "a", "prompt_cache_key": "b", "metadata": {"run_id": "c"}}, "a"),
-        ({"prompt_cache_key": "b", "metadata": {"run_id": "c"}}, "b"),
-        ({"metadata": {"run_id": "c", "other": 1}}, "c"),
+        ({"session_id": "a", "prompt_cache_key": "b", "metadata": CODING_AGENT}, "a"),
+        ({"prompt_cache_key": "b", "metadata": CODING_AGENT}, "b"),
+        ({"metadata": CODING_AGENT}, "d"),
     ],
 )
-def test_body_fields_name_a_run_when_no_header_does(fields: dict[str, object], run: str) -> None:
+def test_body_fields_name_a_session_when_no_header_does(fields: dict[str, object], group: str) -> None:
     hint = identify({}, **fields)  # type: ignore[arg-type]
-    assert (hint.run, hint.origin) == (run, RunOrigin.BODY)
+    assert (hint.run, hint.group, hint.origin) == (None, group, RunOrigin.BODY)
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-session-id": "", "x-trunkline-run": ""}])
@@ -64,6 +72,7 @@ def test_a_turn_may_be_declared_final(header: str, value: str, final: bool) -> N
         ({"x-trunkline-run": "tab\there"}, "x-trunkline-run"),
         ({"x-session-id": "caf\xe9"}, "x-session-id"),
         ({"x-trunkline-run": "same", "x-trunkline-run-parent": "same"}, "x-trunkline-run-parent"),
+        ({"x-session-id": "same", "x-dynamo-parent-session-id": "same"}, "x-dynamo-parent-session-id"),
         ({"x-trunkline-run-final": "perhaps"}, "x-trunkline-run-final"),
     ],
 )

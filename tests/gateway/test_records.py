@@ -124,12 +124,14 @@ def test_lists_page_from_newest_to_oldest(records: RunRecords) -> None:
 
 def test_open_runs_are_those_not_finished_with_their_last_prompt(records: RunRecords) -> None:
     records.turn("s", "open", "p", "header", make_row(prompt_tokens=10))
-    records.turn("s", "open", "p", "header", make_row(index=1, prompt_tokens=70))
+    records.begin(RunKey("s", "open"), "p", "header", "session")
+    records.turn("s", "open", "p", "header", make_row(index=1, prompt_tokens=70, prompt_digest="70-0f"))
     records.turn("s", "over", None, "header", make_row())
     records.finish(RunKey("s", "over"))
     done(records.committed())
     (run,) = records.all_open_runs()
     assert (run.salt, run.run, run.parent, run.turns, run.prompt_tokens) == ("s", "open", "p", 2, 70)
+    assert (run.origin, run.session, run.digest) == ("header", "session", "70-0f")
 
 
 def test_beyond_the_bound_finished_runs_go_first_then_the_longest_idle() -> None:

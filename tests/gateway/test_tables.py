@@ -44,8 +44,23 @@ def test_a_run_is_shown_turn_by_turn_with_reasons_and_sums() -> None:
     assert (branch_of, branches, objective) == ("branch of main", "branches: fix-7a, fix-7b", "objective: green")
     assert span == f"from {moment(0)} to {moment(60)}"
     assert header.split()[:5] == ["turn", "prompt", "cached", "novel", "out"]
-    assert first.split() == ["0", "1,200", "0", "1,200", "3", "-", "1", "2", "3", "6", "stop", "1,200", "never_seen"]
-    assert second.endswith("stop  6 evicted (decision 3)")
+    assert first.split() == [
+        "0",
+        "1,200",
+        "0",
+        "1,200",
+        "3",
+        "-",
+        "1",
+        "2",
+        "3",
+        "6",
+        "stop",
+        "-",
+        "1,200",
+        "never_seen",
+    ]
+    assert second.endswith("stop  -         6 evicted (decision 3)")
     assert "480" in second
     assert sums.startswith("2 turns, 1,210 prompt tokens, 1,209 cached (99% of the prompts, 100% of what was reusable)")
 
@@ -54,6 +69,15 @@ def test_a_footnote_says_what_of_a_prompt_was_normalized() -> None:
     noted = make_row(index=1, normalized={"dates": 2, "billing": 1})
     text = run_table(make_view(turns=(make_row(), noted)))
     assert text.splitlines()[-4:-1] == ["", "turn 1: normalized billing (1), dates (2)", ""]
+
+
+def test_a_footnote_says_what_a_relation_rests_on() -> None:
+    turn = make_row(index=1, relation="compaction", shared_tokens=1200, passages=14)
+    *_, line, _, note, _, _ = run_table(make_view(session="s", turns=(make_row(), turn))).splitlines()
+    assert line.split()[11] == "compaction"
+    assert note.startswith("turn 1: compaction: 1,200 tokens in front were known, and 14 passages")
+    assert "in session s" in run_table(make_view(session="s"))
+    assert "in session" not in run_table(make_view(session="fix-7"))
 
 
 def test_a_run_without_turns_is_shown_too() -> None:

@@ -9,8 +9,9 @@ from trunkline.core.types import EndReason, Ints, Prompt, RunKey, RunOrigin, Tur
 class TurnArrived:
     """A prompt wants an answer of at most `max_new_tokens`.
 
-    `run` is None when nothing names it: the core infers continuation, branch or new run from the prompt; a new one or a
-    branch then takes the id `fresh` (the executor makes it unique, since the core draws no randomness). `final` says
+    `run` is None when nothing names it: the core infers from the prompt whose turn it is (`core/identity.py`); a new
+    run then takes the id `fresh` (the executor makes it unique, since the core draws no randomness). `group` is a
+    session that the client named instead: only its runs are considered, and its first run takes its name. `final` says
     that the run ends with this turn. `needs_prompt_logits` forbids reuse (the prompt's own logprobs are asked).
     """
 
@@ -21,6 +22,7 @@ class TurnArrived:
     max_new_tokens: int
     fresh: str
     run: str | None = None
+    group: str | None = None
     parent: str | None = None
     origin: RunOrigin = RunOrigin.INFERRED
     final: bool = False
@@ -82,7 +84,10 @@ class RunFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRestored:
-    """A run known from before the core was made: its KV is gone, its history is not news."""
+    """A run known from before the core was made: its KV is gone, its history is not news.
+
+    `digest` is that of its last prompt (`TurnRecord.digest`), by which an unnamed turn finds it again.
+    """
 
     at_ms: float
     key: RunKey
@@ -91,6 +96,8 @@ class RunRestored:
     prompt_tokens: int
     origin: RunOrigin = RunOrigin.HEADER
     finished: bool = False
+    group: str | None = None
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

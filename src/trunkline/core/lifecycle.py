@@ -1,32 +1,38 @@
 """How turns begin and end: the tree, the run table and the slots follow."""
 
 from trunkline.core.actions import Action, DropSegment, Load, TurnAccepted, TurnRecorded, TurnRefused
+from trunkline.core.digest import EMPTY, Digest, extended
 from trunkline.core.facts import CacheReset, TurnArrived, TurnEnded
+from trunkline.core.identity import Lineage, lineage, settle
 from trunkline.core.placement import Ledger
 from trunkline.core.prefix import Match, Node, common_ancestor
 from trunkline.core.runs import Run
 from trunkline.core.slots import Slot, path_ids
 from trunkline.core.state import State
-from trunkline.core.turns import Phase, Turn
-from trunkline.core.types import EndReason, Miss, MissReason, RunKey, Sharing, TurnRecord
+from trunkline.core.turns import Edit, Phase, Turn
+from trunkline.core.types import EndReason, Miss, MissReason, Relation, RunKey, Sharing, TurnRecord
 
 SHOWN_SYMBOLS = 16
 """How many symbols of each side are kept where a prompt leaves its run's history."""
+TOLD_SYMBOLS = 4096
+"""Of a run's first prompt, so much of what is new in it is remembered by its passages."""
 
 
 def arrive(state: State, fact: TurnArrived) -> list[Action]:
     """A prompt arrived: it joins the tree and its run, or is refused with a reason."""
     assert fact.turn not in state.turns
-    why = _refusal(state, fact)
+    named = state.runs.get(RunKey(fact.salt, fact.run)) if fact.run is not None else None
+    match = state.tree.match(fact.salt, fact.prompt, named.leaf if named is not None else None)
+    found = lineage(state.runs, state.landmarks, fact, match)
+    why = _refusal(state, fact, found)
     if why is not None:
         return [why]
-    named = state.runs.get(RunKey(fact.salt, fact.run)) if fact.run is not None else None
-    leaf, match, split = state.tree.insert(fact.salt, fact.prompt, named.leaf if named is not None else None)
+    leaf, split = state.tree.graft(match, fact.prompt)
     actions = state.follow(split)
-    run = state.runs.identify(fact, match)
+    run = settle(state.runs, fact, found)
     if state.checkpoints:
         actions += _cut_last_token(state, leaf)
-    turn = _begin(state, fact, run, leaf, match)
+    turn = _begin(state, fact, run, leaf, match, found)
     state.turns[turn.id] = turn
     state.forget(state.runs.touch(run, fact.at_ms))
     return [*actions, TurnAccepted(turn.id, run.key, turn.record.index, run.parent)]
@@ -44,6 +50,9 @@ def end(state: State, fact: TurnEnded) -> list[Action]:
         state.runs.move_leaf(run, leaf)
     if fact.reason in (EndReason.STOP, EndReason.LENGTH):
         state.forecast.saw_output(run.key, len(fact.generated))
+        state.landmarks.said(run.key, record.index, fact.generated)
+        if turn.leaf.id in run.tips:
+            run.tips[turn.leaf.id] = True
     if turn.fact.final:
         state.runs.set_finished(run, True)
     return [*actions, TurnRecorded(turn.id, record)]
@@ -83,7 +92,7 @@ def break_promise(state: State, move: Load, at_ms: float) -> list[Action]:
     return [*(DropSegment(node.id) for node in lost), *ledger.deaths]
 
 
-def _refusal(state: State, fact: TurnArrived) -> TurnRefused | None:
+def _refusal(state: State, fact: TurnArrived, found: Lineage) -> TurnRefused | None:
     tokens, room = fact.prompt.tokens, state.settings.slot_tokens
     if tokens == 0:
         return TurnRefused(fact.turn, "the prompt is empty", None)
@@ -91,18 +100,15 @@ def _refusal(state: State, fact: TurnArrived) -> TurnRefused | None:
         need = f"{tokens} prompt tokens and {fact.max_new_tokens} to generate"
         return TurnRefused(fact.turn, f"{need} do not fit {room} tokens of context", None)
     queued = sum(turn.phase is Phase.QUEUED for turn in state.turns.values())
-    if queued >= state.settings.max_queue and not _goes_on(state, fact):
+    if queued >= state.settings.max_queue and not _goes_on(state, fact, found):
         return TurnRefused(fact.turn, f"{queued} turns are waiting already", 1.0)
     return None
 
 
-def _goes_on(state: State, fact: TurnArrived) -> bool:
+def _goes_on(state: State, fact: TurnArrived, found: Lineage) -> bool:
     """Whether the turn belongs to a run that has begun, by name or by what its prompt contains."""
-    named = state.runs.get(RunKey(fact.salt, fact.run)) if fact.run is not None else None
-    parent = state.runs.get(RunKey(fact.salt, fact.parent)) if fact.parent is not None else None
-    if named is not None or parent is not None:
-        return any(run is not None and run.turns > 0 for run in (named, parent))
-    return any(node.prompt_ends for node in state.tree.match(fact.salt, fact.prompt).path)
+    parent = state.runs.get(RunKey(fact.salt, found.parent)) if found.parent is not None else None
+    return any(run is not None and run.turns > 0 for run in (found.run, parent))
 
 
 def _cut_last_token(state: State, leaf: Node) -> list[Action]:
@@ -112,7 +118,7 @@ def _cut_last_token(state: State, leaf: Node) -> list[Action]:
     return state.follow(state.tree.split(leaf, len(leaf.symbols) - 1))
 
 
-def _begin(state: State, fact: TurnArrived, run: Run, leaf: Node, match: Match) -> Turn:
+def _begin(state: State, fact: TurnArrived, run: Run, leaf: Node, match: Match, found: Lineage) -> Turn:
     gap = None if run.ended_ms is None or run.in_flight else max(0.0, fact.at_ms - run.ended_ms)
     if gap is not None:
         state.forecast.saw_gap(gap)
@@ -123,31 +129,52 @@ def _begin(state: State, fact: TurnArrived, run: Run, leaf: Node, match: Match) 
         prompt_tokens=fact.prompt.tokens,
         reusable_tokens=min(match.tokens, fact.prompt.tokens - 1),
         tool_gap_ms=gap,
+        relation=found.relation,
+        shared_tokens=match.tokens,
+        passages=found.passages,
     )
     expected = state.forecast.output_tokens(run.key, fact.max_new_tokens)
-    edited = _edit(state, run, leaf)
+    edited = _edit(state, run, leaf, match)
     held, slot = state.placement.likely_held(leaf)
     held = min(held, fact.prompt.tokens - 1)
     turn = Turn(fact.turn, fact, run, leaf, record, match.tokens, held, expected, edited, run.lost_tokens, slot)
-    run.turns, run.in_flight, run.lost_tokens = run.turns + 1, run.in_flight + 1, 0
+    if run.turns == 0 and found.relation is not Relation.SIDE_CALL:
+        at = match.last.last_symbol + match.inside
+        state.landmarks.told(run.key, fact.prompt.symbols[at : at + TOLD_SYMBOLS])
+    digest = _digest(run, fact, match)
+    record.digest = str(digest)
     state.runs.set_finished(run, False)
-    state.runs.mark_prompt(run, leaf)
+    state.runs.mark_prompt(run, leaf, digest)
+    run.turns, run.in_flight, run.lost_tokens = run.turns + 1, run.in_flight + 1, 0
     state.runs.move_leaf(run, leaf)
     for node in leaf.path():
         node.used_ms = fact.at_ms
     return turn
 
 
-def _edit(state: State, run: Run, leaf: Node) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
-    """Where a prompt leaves its run's own history: what was there, what came, where that history ended."""
-    if run.leaf is None:
+def _digest(run: Run, fact: TurnArrived, match: Match) -> Digest:
+    """The prompt's digest: from that of the run's last prompt, if it goes on from there."""
+    last = run.prompt_leaf
+    known = run.digest is not None and last is not None and any(node is last for node in reversed(match.path))
+    return extended(run.digest if known and run.digest is not None else EMPTY, fact.prompt.symbols)
+
+
+def _edit(state: State, run: Run, leaf: Node, match: Match) -> Edit | None:
+    """Where a prompt leaves its run's own history, if it does."""
+    if run.leaf is None or (run.prompt_leaf is not None and _elsewhere(run, match)):
         return None
     shared = common_ancestor(run.leaf, path_ids(leaf))
     if shared is run.leaf or shared is leaf:
         return None
     at = shared.last_symbol if shared is not None else 0
     was = state.tree.symbols_between(run.leaf, at, SHOWN_SYMBOLS)
-    return was, state.tree.symbols_between(leaf, at, SHOWN_SYMBOLS), run.leaf.end
+    now = state.tree.symbols_between(leaf, at, SHOWN_SYMBOLS)
+    return Edit(was, now, run.leaf.end, shorter=leaf.end < run.prompt_leaf.end if run.prompt_leaf else False)
+
+
+def _elsewhere(run: Run, match: Match) -> bool:
+    """Whether the prompt goes on from an older context of the run's than its last."""
+    return any(node.id in run.tips and node is not run.prompt_leaf for node in match.path)
 
 
 def _release(state: State, turn: Turn, fact: TurnEnded) -> tuple[Node, list[Action]]:

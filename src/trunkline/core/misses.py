@@ -10,8 +10,9 @@ from trunkline.core.types import CoreSettings, MemoryKind, Miss, MissReason, Sha
 def explain(turn: Turn, settings: CoreSettings) -> list[Miss]:
     """The misses of a turn that was just placed: their tokens sum to its novel tokens.
 
-    What had arrived before and was not there any more is attributed node by node (`EVICTED` with the decision that
-    dropped it); what had not arrived is an edit of the run's own history, a restart's loss, or new.
+    What had arrived before and was not there any more is attributed node by node: `EVICTED` with the decision that
+    dropped it, `NOT_YET_COMPUTED` where another turn brought it and nobody had computed it. What had not arrived is an
+    edit of the run's own history, a restart's loss, or new.
     """
     held, prompt, arrived = turn.computed, turn.prompt_tokens, turn.matched_tokens
     blanket = _blanket(turn, settings)
@@ -42,17 +43,18 @@ def _arrived(turn: Turn, settings: CoreSettings, held: int, until: int) -> Itera
         elif settings.memory is MemoryKind.CHECKPOINTS:
             yield Miss(MissReason.NO_CHECKPOINT, end - start, start)
         else:
-            yield Miss(MissReason.NEVER_SEEN, end - start, start)
+            yield Miss(MissReason.NOT_YET_COMPUTED, end - start, start)
 
 
 def _new(turn: Turn, start: int) -> Iterator[Miss]:
     """Tokens [start, prompt) had not arrived before."""
     left = turn.prompt_tokens - start
     if turn.edited is not None and left > 0:
-        was, now, history_end = turn.edited
-        tokens = min(left, max(0, history_end - start))
+        edit = turn.edited
+        tokens = min(left, max(0, edit.history_end - start))
         if tokens:
-            yield Miss(MissReason.HISTORY_EDITED, tokens, start, was=was, now=now)
+            reason = MissReason.COMPACTION if edit.shorter else MissReason.HISTORY_EDITED
+            yield Miss(reason, tokens, start, was=edit.was, now=edit.now)
         start, left = start + tokens, left - tokens
     restarted = min(left, max(0, turn.lost_tokens - start))
     if restarted:

@@ -74,8 +74,7 @@ class Core:
                     runs.set_finished(over, True)
                     self._due.pop(fact.key, None)
             case RunRestored():
-                run = runs.ensure(fact.key, fact.parent, fact.origin)
-                run.turns, run.lost_tokens = fact.turns, fact.prompt_tokens
+                run = runs.restore(fact)
                 self.state.forget(runs.touch(run, fact.at_ms))
                 runs.set_finished(run, fact.finished)
         return []

@@ -33,8 +33,8 @@ class Node:
     """One edge of the tree; `[start, end)` are its tokens' positions.
 
     `host` says that its KV is in host memory. `prompt_ends` holds the runs one of whose prompts ended exactly here,
-    `leaves` those whose trajectory ends here now (True: open), `users` counts the open runs whose trajectory passes
-    through.
+    with the turn whose it was, `leaves` those whose trajectory ends here now (True: open), `users` counts the open runs
+    whose trajectory passes through.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Node:
         self.host_bytes = 0
         self.host_children = 0
         self.death: Death | None = None
-        self.prompt_ends: dict[RunKey, None] = {}
+        self.prompt_ends: dict[RunKey, int] = {}
         self.leaves: dict[RunKey, bool] = {}
         self.users = 0
         self.used_ms = 0.0
@@ -178,6 +178,11 @@ class PrefixTree:
         Returns its last node (the root for an empty prompt), the match as it was before, and the split it took, if any.
         """
         match = self.match(salt, prompt, near)
+        node, split = self.graft(match, prompt)
+        return node, match, split
+
+    def graft(self, match: Match, prompt: Prompt) -> tuple[Node, Split | None]:
+        """As `insert`, given the prompt's match in the tree as it is now."""
         node, split = match.last, None
         at = node.last_symbol + match.inside
         if match.inside:
@@ -186,7 +191,7 @@ class PrefixTree:
             node = split.upper
         if at < len(prompt.symbols):
             node = self._add(node, prompt.symbols[at:], None if prompt.weights is None else prompt.weights[at:])
-        return node, match, split
+        return node, split
 
     def extend(self, node: Node, symbols: Ints) -> tuple[Node, Split | None]:
         """Insert `symbols` (one token each) below `node`, following what is there already."""

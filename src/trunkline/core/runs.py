@@ -1,12 +1,15 @@
-"""The run table: lifecycle, branches, and whose turn a prompt is."""
+"""The run table: lifecycle, branches, and where each run's prompts end."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from trunkline.core.facts import TurnArrived
-from trunkline.core.prefix import Match, Node
+from trunkline.core.digest import Digest, Remembered
+from trunkline.core.facts import RunRestored
+from trunkline.core.prefix import Node
 from trunkline.core.types import NodeId, RunKey, RunOrigin, RunState
+
+MOST_TIPS = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +20,7 @@ class Run:
     parent: str | None
     origin: RunOrigin
     seq: int
+    group: str | None = None
     turns: int = 0
     in_flight: int = 0
     finished: bool = False
@@ -28,6 +32,13 @@ class Run:
     """Tokens of its last prompt in an earlier process: what a restart made it lose."""
     marks: dict[NodeId, Node] = field(default_factory=dict)
     """The nodes that list this run among their prompt ends."""
+    tips: dict[NodeId, bool] = field(default_factory=dict)
+    """The latest of them that none of its later prompts extended, oldest first; True: answered. A run whose history was
+    rewritten, or that alternates between contexts, has several."""
+    first: Node | None = None
+    """The end of its first prompt."""
+    digest: Digest | None = None
+    """Of its last prompt."""
 
     @property
     def state(self) -> RunState:
@@ -45,6 +56,8 @@ class RunTable:
         self._open: dict[RunKey, Run] = {}
         self._keep = keep
         self._next_seq = 0
+        self.restored = Remembered()
+        """Runs of an earlier process that have had no turn in this one."""
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self._runs.values())
@@ -56,35 +69,21 @@ class RunTable:
         """The run of that name, if it is remembered."""
         return self._runs.get(key)
 
-    def ensure(self, key: RunKey, parent: str | None, origin: RunOrigin) -> Run:
+    def ensure(self, key: RunKey, parent: str | None, origin: RunOrigin, group: str | None = None) -> Run:
         """The run of that name, made now if it is new."""
         run = self._runs.get(key)
         if run is None:
-            run = self._runs[key] = self._open[key] = Run(key, parent, origin, self._next_seq)
+            run = self._runs[key] = self._open[key] = Run(key, parent, origin, self._next_seq, group)
             self._next_seq += 1
         return run
 
-    def identify(self, fact: TurnArrived, match: Match) -> Run:
-        """Whose turn this is: named by the client, else inferred from the prompt.
-
-        The deepest place on the prompt's path where some run's prompt ended decides. If that was the run's latest
-        prompt and the run is waiting, the turn continues it; if the run has gone on since, or is generating, the turn
-        is a branch of it. A prompt that passes no such place starts a run of its own. Where the client names a parent,
-        only that parent's branches are continued.
-        """
-        if fact.run is not None:
-            return self.ensure(RunKey(fact.salt, fact.run), fact.parent, fact.origin)
-        fresh = RunKey(fact.salt, fact.fresh)
-        for node in reversed(match.path):
-            owners = [self._runs[key] for key in node.prompt_ends if key in self._runs]
-            free = [run for run in owners if run.prompt_leaf is node and not run.in_flight]
-            if fact.parent is not None:
-                free = [run for run in free if run.parent == fact.parent]
-            if free:
-                return max(free, key=lambda run: (not run.finished, run.seq))
-            if owners and fact.parent is None:
-                return self.ensure(fresh, max(owners, key=lambda run: run.seq).key.run, RunOrigin.INFERRED)
-        return self.ensure(fresh, fact.parent, fact.origin)
+    def restore(self, fact: RunRestored) -> Run:
+        """A run of an earlier process."""
+        run = self.ensure(fact.key, fact.parent, fact.origin, fact.group)
+        run.turns, run.lost_tokens, run.digest = fact.turns, fact.prompt_tokens, Digest.parse(fact.digest)
+        if run.digest is not None:
+            self.restored.add(run.key, run.digest)
+        return run
 
     def move_leaf(self, run: Run, leaf: Node) -> None:
         """The run's trajectory now ends at `leaf`."""
@@ -125,11 +124,33 @@ class RunTable:
     def _oldest_open(self) -> Iterator[Run]:
         return (run for run in self._open.values() if not run.in_flight)
 
-    def mark_prompt(self, run: Run, node: Node) -> None:
-        """One of the run's prompts ends at `node`."""
-        node.prompt_ends[run.key] = None
+    def mark_prompt(self, run: Run, node: Node, digest: Digest) -> None:
+        """The next of the run's prompts ends at `node`."""
+        if run.digest is not None and not run.marks:
+            self.restored.discard(run.key, run.digest)
+        run.digest = digest
+        node.prompt_ends[run.key] = run.turns
         run.marks[node.id] = node
         run.prompt_leaf = node
+        if run.turns == 0:
+            run.first = node
+        above: Node | None = node
+        while above is not None and run.tips:
+            run.tips.pop(above.id, None)
+            above = above.parent
+        run.tips[node.id] = False
+        if len(run.tips) > MOST_TIPS:
+            del run.tips[next(iter(run.tips))]
+
+    def unmark(self, key: RunKey, node: Node) -> None:
+        """The tree has forgotten `node`, where one of the run's prompts ended."""
+        run = self._runs.get(key)
+        if run is None:
+            return
+        run.marks.pop(node.id, None)
+        run.tips.pop(node.id, None)
+        run.prompt_leaf = None if run.prompt_leaf is node else run.prompt_leaf
+        run.first = None if run.first is node else run.first
 
     def touch(self, run: Run, at_ms: float) -> list[Run]:
         """Make `run` the most recently used; returns the runs that are forgotten for it."""
@@ -144,6 +165,8 @@ class RunTable:
         for old in forgotten:
             self.set_finished(old, True)
             del self._runs[old.key]
+            if old.digest is not None and not old.marks:
+                self.restored.discard(old.key, old.digest)
             for node in old.marks.values():
                 node.prompt_ends.pop(old.key, None)
             if old.leaf is not None:

@@ -1,6 +1,7 @@
 """Everything that decisions rest on, in one place; the modules of the core read and change it."""
 
 from trunkline.core.actions import Action, SplitSegment
+from trunkline.core.landmarks import Landmarks
 from trunkline.core.placement import Placement
 from trunkline.core.predict import CostModel, Forecast
 from trunkline.core.prefix import PrefixTree, Split
@@ -22,6 +23,7 @@ class State:
         self.settings = settings
         self.tree = PrefixTree()
         self.runs = RunTable()
+        self.landmarks = Landmarks()
         self.turns: dict[TurnId, Turn] = {}
         self.slots = [Slot(i) for i in range(settings.slots)]
         self.costs = CostModel()
@@ -70,10 +72,7 @@ class State:
         kept = {node.id for leaf in standing if leaf is not None for node in leaf.path()}
         for node in self.tree.prune(target_symbols, kept):
             for key in node.prompt_ends:
-                run = self.runs.get(key)
-                if run is not None:
-                    run.marks.pop(node.id, None)
-                    run.prompt_leaf = None if run.prompt_leaf is node else run.prompt_leaf
+                self.runs.unmark(key, node)
             for key in node.leaves:
                 run = self.runs.get(key)
                 if run is not None:

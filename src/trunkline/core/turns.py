@@ -17,6 +17,19 @@ class Phase(StrEnum):
     DECODE = "decode"
 
 
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Where a prompt left its run's history: the symbols that were there, those that came, where that history ended.
+
+    `shorter`: the prompt is shorter than the one before.
+    """
+
+    was: tuple[int, ...]
+    now: tuple[int, ...]
+    history_end: int
+    shorter: bool
+
+
 @dataclass(slots=True, eq=False)
 class Turn:
     """`leaf` ends its prompt's path; `computed` prompt tokens are in `slot`; `generated` tokens were sampled.
@@ -33,8 +46,7 @@ class Turn:
     matched_tokens: int
     likely_held: int
     expected_tokens: int
-    edited: tuple[tuple[int, ...], tuple[int, ...], int] | None
-    """Where the prompt left its run's history: symbols that were there, symbols that came, where that history ended."""
+    edited: Edit | None
     lost_tokens: int = 0
     """Leading prompt tokens that an earlier process had computed for this run."""
     likely_slot: SlotId | None = None

@@ -62,7 +62,9 @@ class MissReason(StrEnum):
     NEVER_SEEN = "never_seen"
     LAST_TOKEN = "last_token"  # the whole prompt was held; its last token is computed again for its logits
     EVICTED = "evicted"
+    NOT_YET_COMPUTED = "not_yet_computed"  # it had arrived with another turn, which had not computed it
     HISTORY_EDITED = "history_edited"
+    COMPACTION = "compaction"  # the run's history was rewritten shorter
     TEMPLATE_DRIFT = "template_drift"
     TOKENIZER_DRIFT = "tokenizer_drift"
     SALT = "salt"
@@ -93,6 +95,17 @@ class RunOrigin(StrEnum):
     SESSION = "session"
     BODY = "body"
     INFERRED = "inferred"
+
+
+class Relation(StrEnum):
+    """How a turn stands to what was known when it arrived (`core/identity.py`)."""
+
+    NAMED = "named"  # the client named its run
+    NEW = "new"
+    CONTINUES = "continues"
+    BRANCH = "branch"
+    COMPACTION = "compaction"  # the same run, its history rewritten shorter
+    SIDE_CALL = "side_call"  # a short run about another (a title, a quota probe)
 
 
 class EndReason(StrEnum):
@@ -158,8 +171,8 @@ class CoreSettings:
 class Miss:
     """Some of a turn's novel tokens and why no live prefix covered them.
 
-    For `HISTORY_EDITED`, `was` and `now` are the first differing symbols, from prompt token `at_token` on. For
-    `EVICTED`, `decision` and `at_ms` name the drop.
+    For `HISTORY_EDITED` and `COMPACTION`, `was` and `now` are the first differing symbols, from prompt token `at_token`
+    on. For `EVICTED`, `decision` and `at_ms` name the drop.
     """
 
     reason: MissReason
@@ -181,6 +194,13 @@ class TurnRecord:
     prompt_tokens: int
     reusable_tokens: int
     tool_gap_ms: float | None
+    relation: Relation = Relation.NAMED
+    shared_tokens: int = 0
+    """Leading prompt tokens that had arrived before, on which `relation` rests."""
+    passages: int = 0
+    """Passages of the run's (or parent's) own text further on in the prompt, on which it rests besides."""
+    digest: str = ""
+    """Of the whole prompt (`core/digest.py`): equal prompts have equal digests."""
     cached_tokens: int = 0
     completion_tokens: int = 0
     misses: list[Miss] = field(default_factory=list)

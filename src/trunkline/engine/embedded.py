@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trunkline.core.facts import RunRestored
-from trunkline.core.types import CoreSettings, Ints, RunKey
+from trunkline.core.types import CoreSettings, Ints, RunKey, RunOrigin
 from trunkline.engine.generation import Generation
 from trunkline.engine.grammar import Grammars
 from trunkline.engine.history import History
@@ -68,10 +68,29 @@ class EmbeddedEngine:
         """Stop after the step in progress; turns in flight fail."""
         self._loop.stop()
 
-    def restore_run(self, key: RunKey, parent: str | None, turns: int, prompt_tokens: int) -> None:
-        """Make a run of an earlier process known."""
+    def restore_run(
+        self,
+        key: RunKey,
+        parent: str | None,
+        turns: int,
+        prompt_tokens: int,
+        *,
+        origin: RunOrigin,
+        group: str | None,
+        digest: str,
+    ) -> None:
+        """Make a run of an earlier process known. `prompt_tokens` and `digest` are those of its last prompt."""
         self._loop.restore(
-            RunRestored(at_ms=now_ms(), key=key, parent=parent, turns=turns, prompt_tokens=prompt_tokens)
+            RunRestored(
+                at_ms=now_ms(),
+                key=key,
+                parent=parent,
+                turns=turns,
+                prompt_tokens=prompt_tokens,
+                origin=origin,
+                group=group,
+                digest=digest,
+            )
         )
 
     def ready(self) -> str | None:

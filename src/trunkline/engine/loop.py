@@ -245,6 +245,7 @@ class EngineLoop:
                 max_new_tokens=request.max_tokens,
                 fresh=live.fresh,
                 run=hint.run,
+                group=hint.group,
                 parent=hint.parent,
                 origin=hint.origin,
                 final=hint.final,
@@ -319,6 +320,8 @@ class EngineLoop:
                 prompt_tokens=run.leaf.end if run.leaf is not None else 0,
                 origin=run.origin,
                 finished=run.finished,
+                group=run.group,
+                digest=str(run.digest) if run.digest is not None else "",
             )
             for run in self._core.state.runs
         ]

@@ -39,13 +39,17 @@ def turn_row(
         tool_gap_ms=record.tool_gap_ms,
         finish_reason=record.reason.value,
         cost_usd=0.0,
+        relation=record.relation,
+        shared_tokens=record.shared_tokens,
+        passages=record.passages,
+        prompt_digest=record.digest,
         normalized=dict(normalized),
     )
 
 
 def _miss_row(miss: Miss, record: TurnRecord, vocabulary: Vocabulary) -> MissRow:
     match miss.reason:
-        case MissReason.HISTORY_EDITED:
+        case MissReason.HISTORY_EDITED | MissReason.COMPACTION:
             return _edit_row(miss, vocabulary)
         case MissReason.EVICTED | MissReason.CACHE_RESET | MissReason.COMPUTE_FAILED if miss.at_ms is not None:
             ago = max(0.0, record.arrived_ms - miss.at_ms) / 1000
@@ -59,7 +63,7 @@ def _miss_row(miss: Miss, record: TurnRecord, vocabulary: Vocabulary) -> MissRow
 def _edit_row(miss: Miss, vocabulary: Vocabulary) -> MissRow:
     """An edit shows both texts. The same text in other tokens, or in other white space, is nobody's edit."""
     was, now = vocabulary.detokenize(miss.was), vocabulary.detokenize(miss.now)
-    reason = MissReason.HISTORY_EDITED
+    reason = miss.reason
     if was and now and _agree(was, now):
         reason = MissReason.TOKENIZER_DRIFT
     elif was.strip() and now.strip() and _agree(was.lstrip(), now.lstrip()):

@@ -98,7 +98,8 @@ class CompletionDialect:
 
     def _prompts(self, body: CompletionBody, first: TurnRequest) -> tuple[TurnRequest, ...]:
         """One request a prompt. Only the first may continue the run that was named; the others branch from it."""
-        other = RunHint(parent=first.hint.run, final=first.hint.run is not None)
+        named = first.hint.run
+        other = RunHint(group=first.hint.group, parent=named, origin=first.hint.origin, final=named is not None)
         return tuple(
             self._prompt(where, prompt, body, first if at == 0 else replace(first, hint=other))
             for at, (where, prompt) in enumerate(_split(body.prompt))

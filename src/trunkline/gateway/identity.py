@@ -1,11 +1,14 @@
 """Whose turn is it? Pure functions from headers and body to a run and to the scope that isolates its cache.
 
-Sources of a run's id, strongest first; the first that is present wins:
+A request may name its run exactly (`X-Trunkline-Run`, or `metadata.run_id` in the body), or else the session that it
+belongs to; of these the first that is present counts:
 
-1. `X-Trunkline-Run`
-2. session headers that agents already send (`SESSION_HEADERS`, in that order)
-3. body fields: `session_id`, `prompt_cache_key`, `metadata.run_id`
-4. none: the policy core infers the run from the prompt
+1. session headers that agents already send (`SESSION_HEADERS`, in that order)
+2. body fields: `session_id`, `prompt_cache_key`, and the session inside Anthropic's `metadata.user_id`
+
+Coding agents use one session for their main run, their sub-agents and their side calls, so a session only names a
+group of runs: which of them a turn belongs to, the policy core infers from the prompt, as it does for a request that
+names nothing at all.
 
 A *scope* is what one API key may see ("" without keys). A *salt* is a scope, or `scope/digest` where the request
 carries vLLM's `cache_salt`: cached prefixes are shared inside a salt only, runs are listed by scope.
@@ -51,31 +54,45 @@ def identify(
 
     Raises `InvalidRequest` for an id that could not be sent back in a header.
     """
-    run, source, origin = _run(headers, session_id, prompt_cache_key, metadata)
+    run, source, origin = _run(headers, metadata)
+    group = None
+    if run is None:
+        group, source, origin = _group(headers, session_id, prompt_cache_key, metadata)
     parent_header, parent = _first(headers, PARENT_HEADERS)
     if parent is not None:
         check_id(parent, parent_header)
-    if parent is not None and parent == run:
-        raise InvalidRequest(f"{parent_header} repeats the run's own id {run!r} ({source}).", param=parent_header)
-    return RunHint(run=run, parent=parent, origin=origin, final=_final(headers))
+    if parent is not None and parent in (run, group):
+        raise InvalidRequest(f"{parent_header} repeats the run's own id {parent!r} ({source}).", param=parent_header)
+    return RunHint(run=run, group=group, parent=parent, origin=origin, final=_final(headers))
 
 
-def _run(
+def _run(headers: Mapping[str, str], metadata: Mapping[str, Any] | None) -> tuple[str | None, str, RunOrigin]:
+    named = headers.get(RUN_HEADER)
+    if named:
+        return check_id(named, RUN_HEADER), RUN_HEADER, RunOrigin.HEADER
+    run_id = (metadata or {}).get("run_id")
+    if run_id is not None and not isinstance(run_id, str):
+        raise InvalidRequest("metadata.run_id must be a string.", param="metadata.run_id")
+    if run_id:
+        return check_id(run_id, "metadata.run_id"), "metadata.run_id", RunOrigin.BODY
+    return None, "", RunOrigin.INFERRED
+
+
+def _group(
     headers: Mapping[str, str],
     session_id: str | None,
     prompt_cache_key: str | None,
     metadata: Mapping[str, Any] | None,
 ) -> tuple[str | None, str, RunOrigin]:
-    named = headers.get(RUN_HEADER)
-    if named:
-        return check_id(named, RUN_HEADER), RUN_HEADER, RunOrigin.HEADER
     header, session = _first(headers, SESSION_HEADERS)
     if session is not None:
         return check_id(session, header), header, RunOrigin.SESSION
-    run_id = (metadata or {}).get("run_id")
-    if run_id is not None and not isinstance(run_id, str):
-        raise InvalidRequest("metadata.run_id must be a string.", param="metadata.run_id")
-    fields = (("session_id", session_id), ("prompt_cache_key", prompt_cache_key), ("metadata.run_id", run_id))
+    user_session = session_of_user((metadata or {}).get("user_id"))
+    fields = (
+        ("session_id", session_id),
+        ("prompt_cache_key", prompt_cache_key),
+        ("metadata.user_id", user_session),
+    )
     for field, value in fields:
         if value:
             return check_id(value, field), field, RunOrigin.BODY

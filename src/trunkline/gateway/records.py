@@ -34,6 +34,7 @@ class _Begin:
     key: RunKey
     parent: str | None
     origin: str
+    session: str | None
     at: float
 
 
@@ -114,9 +115,9 @@ class RunRecords:
         """The executor's sink: a turn ended. Thread-safe, never blocks."""
         self._queue.put(_Turn(RunKey(salt, run), parent, origin, row))
 
-    def begin(self, key: RunKey, parent: str | None, origin: str) -> None:
+    def begin(self, key: RunKey, parent: str | None, origin: str, session: str | None = None) -> None:
         """A turn of this run was accepted, so that the run is listed while its first turn runs."""
-        self._queue.put(_Begin(key, parent, origin, time.time()))
+        self._queue.put(_Begin(key, parent, origin, session, time.time()))
 
     async def declare(
         self,
@@ -222,8 +223,8 @@ class RunRecords:
         try:
             for at, operation in enumerate(group):
                 match operation:
-                    case _Begin(key, parent, origin, when):
-                        self._begin(self._run_key(key, parent, origin, when)[0], when)
+                    case _Begin(key, parent, origin, session, when):
+                        self._begin(self._run_key(key, parent, origin, when)[0], session, when)
                     case _Turn(key, parent, origin, row):
                         self._insert_turn(self._run_key(key, parent, origin, row.at)[0], row)
                     case _Declare():
@@ -260,9 +261,9 @@ class RunRecords:
         self._keys[key] = row
         return row, new
 
-    def _begin(self, run: int, at: float) -> None:
-        reopen = "UPDATE runs SET finished = 0, last_at = max(last_at, ?) WHERE key = ?"
-        self._connection.execute(reopen, (at, run))
+    def _begin(self, run: int, session: str | None, at: float) -> None:
+        reopen = "UPDATE runs SET finished = 0, last_at = max(last_at, ?), session = coalesce(session, ?) WHERE key = ?"
+        self._connection.execute(reopen, (at, session, run))
 
     def _declare(self, declared: _Declare) -> bool:
         run, new = self._run_key(declared.key, declared.parent, RunOrigin.HEADER, declared.at)

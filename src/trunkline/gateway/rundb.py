@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import msgspec
 
-from trunkline.core.types import RunKey
+from trunkline.core.types import RunKey, RunOrigin
 from trunkline.wire.records import MissRow, RunRow, RunTotals, RunView, TurnRow
 
 SCHEMA = """
@@ -55,6 +55,12 @@ CREATE INDEX turns_by_run ON turns (run, seq);
 MIGRATIONS = (
     # 2: what of a prompt was normalized
     "ALTER TABLE turns ADD COLUMN normalized BLOB NOT NULL DEFAULT '{}';",
+    # 3: how turns were given to their runs
+    "ALTER TABLE runs ADD COLUMN session TEXT;"
+    "ALTER TABLE turns ADD COLUMN relation TEXT NOT NULL DEFAULT '';"
+    "ALTER TABLE turns ADD COLUMN shared_tokens INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE turns ADD COLUMN passages INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE turns ADD COLUMN prompt_digest TEXT NOT NULL DEFAULT '';",
 )
 """From version 1 on, the statements that lead to the next. What has landed is never edited."""
 
@@ -89,13 +95,16 @@ class DamagedRecords(RecordsError):
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """A run that was not finished when the process that served it stopped."""
+    """A run that was not finished when the process that served it stopped. `digest` is that of its last prompt."""
 
     salt: str
     run: str
     parent: str | None
     turns: int
     prompt_tokens: int
+    origin: RunOrigin
+    session: str | None
+    digest: str
 
 
 def turn_values(row: TurnRow) -> tuple[Any, ...]:
@@ -195,6 +204,8 @@ class RunReader:
         """Held during a query; shared with the writer where both use one connection."""
         here = {row[1] for row in self._all("PRAGMA table_info (turns)")}
         self._turn_columns = [name for name in _TURN_COLUMNS if name in here]
+        runs = {row[1] for row in self._all("PRAGMA table_info (runs)")}
+        self._session = "session" if "session" in runs else "NULL"
 
     def _all(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         with self._lock:
@@ -220,15 +231,15 @@ class RunReader:
             found = self._locate(scope, before)
             key = found[0] if found else 0
         rows = self._all(
-            "SELECT id, name, parent, finished, origin, node, started_at, last_at, turns, prompt_tokens, "
-            "cached_tokens, reusable_tokens, completion_tokens, cost_usd "
+            f"SELECT id, name, {self._session}, parent, finished, origin, node, started_at, last_at, turns, "
+            "prompt_tokens, cached_tokens, reusable_tokens, completion_tokens, cost_usd "
             "FROM runs WHERE scope = coalesce(?, scope) AND key < ? ORDER BY key DESC LIMIT ?",
             scope,
             key,
             limit,
         )
         fields = RunRow.__struct_fields__
-        return [RunRow(**{**dict(zip(fields, row, strict=True)), "state": _state(row[3])}) for row in rows]
+        return [RunRow(**{**dict(zip(fields, row, strict=True)), "state": _state(row[4])}) for row in rows]
 
     def run(self, scope: str | None, run: str) -> RunView | None:
         """One run with all its turns."""
@@ -238,12 +249,14 @@ class RunReader:
         key, salt = found
         (row,) = self._all(
             "SELECT parent, name, objective, expected_turns, finished, origin, node, started_at, last_at, "
-            "turns, prompt_tokens, cached_tokens, reusable_tokens, completion_tokens, cost_usd FROM runs WHERE key = ?",
+            "turns, prompt_tokens, cached_tokens, reusable_tokens, completion_tokens, cost_usd, "
+            f"{self._session} FROM runs WHERE key = ?",
             key,
         )
         children = self._all("SELECT id FROM runs WHERE salt = ? AND parent = ? ORDER BY key", salt, run)
         return RunView(
             id=run,
+            session=row[15],
             parent=row[0],
             name=row[1],
             objective=row[2],
@@ -255,7 +268,7 @@ class RunReader:
             started_at=row[7],
             last_at=row[8],
             turns=self._turns(key),
-            totals=RunTotals(**dict(zip(RunTotals.__struct_fields__, row[9:], strict=True))),
+            totals=RunTotals(**dict(zip(RunTotals.__struct_fields__, row[9:15], strict=True))),
         )
 
     def _turns(self, key: int) -> tuple[TurnRow, ...]:
@@ -266,8 +279,15 @@ class RunReader:
 
     def open_runs(self) -> list[OpenRun]:
         """Every run that is not finished, oldest first."""
-        rows = self._all("SELECT salt, id, parent, turns, last_prompt_tokens FROM runs WHERE NOT finished ORDER BY key")
-        return [OpenRun(*row) for row in rows]
+        last = "SELECT prompt_digest FROM turns WHERE run = runs.key ORDER BY seq DESC LIMIT 1"
+        rows = self._all(
+            "SELECT salt, id, parent, turns, last_prompt_tokens, origin, session, "
+            f"coalesce(({last}), '') FROM runs WHERE NOT finished ORDER BY key"
+        )
+        return [
+            OpenRun(salt, run, parent, turns, tokens, RunOrigin(origin), session, digest)
+            for salt, run, parent, turns, tokens, origin, session, digest in rows
+        ]
 
     def close(self) -> None:
         """Close the connection."""

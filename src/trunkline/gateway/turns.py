@@ -88,7 +88,7 @@ class Turns:
             key = RunKey(request.salt, first.run)
             self._gateway.active.enter(key)
             self._open.append((key, request.hint.final))
-            self._gateway.records.begin(key, first.parent, request.hint.origin)
+            self._gateway.records.begin(key, first.parent, request.hint.origin, request.hint.group)
             accepted.append(first)
         self.accepted += accepted
         return accepted

@@ -17,6 +17,10 @@ class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     `queue_ms + prefill_ms + decode_ms == latency_ms`: arrival to placement, to first token, to last token.
     `tool_gap_ms` is None for a run's first turn. `at` is the arrival as Unix seconds. `normalized` counts what each
     normalizer replaced in the prompt (`wire/noise.py`); a normalizer that replaced nothing is not in it.
+
+    `relation` says how the turn was given to its run (`core/types.py`; empty in records from before it was kept), on
+    the evidence of `shared_tokens` in front that had arrived before and `passages` of the run's own text further on.
+    Equal prompts have equal digests.
     """
 
     index: int
@@ -36,6 +40,10 @@ class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     cost_usd: float = 0.0
     normalized: dict[str, int] = {}
+    relation: str = ""
+    shared_tokens: int = 0
+    passages: int = 0
+    prompt_digest: str = ""
 
 
 class RunTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +58,11 @@ class RunTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One run with its totals, as lists show it. Times are Unix seconds."""
+    """One run with its totals, as lists show it. Times are Unix seconds. `session` is the group it is one of."""
 
     id: str
     name: str | None = None
+    session: str | None = None
     parent: str | None
     state: str
     origin: str
@@ -75,6 +84,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     objective: str | None = None
     expected_turns: int | None = None
+    session: str | None = None
     parent: str | None
     children: tuple[str, ...]
     state: str

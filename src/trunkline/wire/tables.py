@@ -51,14 +51,15 @@ def runs_table(runs: Sequence[RunRow]) -> str:
 
 def run_table(run: RunView) -> str:
     """One run: what it is, a line a turn with the reason for every miss, and its sums."""
-    return "\n".join([*_heading(run), "", turns_table(run.turns), *_normalized(run.turns), "", _sums(run)])
+    return "\n".join([*_heading(run), "", turns_table(run.turns), *_footnotes(run.turns), "", _sums(run)])
 
 
 def turns_table(turns: Sequence[TurnRow]) -> str:
     """One line a turn. Times are milliseconds."""
     if not turns:
         return "no turns yet"
-    header = ("turn", "prompt", "cached", "novel", "out", "gap", "queue", "prefill", "decode", "total", "end", "misses")
+    numbers = ("turn", "prompt", "cached", "novel", "out", "gap", "queue", "prefill", "decode", "total")
+    header = (*numbers, "end", "relation", "misses")
     rows = [
         (
             str(turn.index),
@@ -72,11 +73,12 @@ def turns_table(turns: Sequence[TurnRow]) -> str:
             milliseconds(turn.decode_ms),
             milliseconds(turn.latency_ms),
             turn.finish_reason,
+            turn.relation or NOTHING,
             misses(turn.misses),
         )
         for turn in turns
     ]
-    return table(header, rows, left=(10, 11))
+    return table(header, rows, left=(10, 11, 12))
 
 
 def misses(rows: Sequence[MissRow]) -> str:
@@ -109,6 +111,8 @@ def moment(at: float) -> str:
 def _heading(run: RunView) -> list[str]:
     named = f" ({run.name})" if run.name else ""
     lines = [f"run {run.id}{named}: {run.state}, on {run.node or 'no node yet'}, named by {run.origin}"]
+    if run.session and run.session != run.id:
+        lines.append(f"in session {run.session}")
     if run.parent:
         lines.append(f"branch of {run.parent}")
     if run.children:
@@ -119,12 +123,18 @@ def _heading(run: RunView) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def _normalized(turns: Sequence[TurnRow]) -> list[str]:
-    """A footnote a turn whose prompt was not rendered as it was sent."""
-    noted = [turn for turn in turns if turn.normalized]
-    return [""] * bool(noted) + [
-        printable(f"turn {turn.index}: normalized {_counts(turn.normalized)}") for turn in noted
-    ]
+def _footnotes(turns: Sequence[TurnRow]) -> list[str]:
+    """What a line has no room for: prompts that were not rendered as sent, and what a relation rests on."""
+    notes = []
+    for turn in turns:
+        if turn.normalized:
+            notes.append(f"turn {turn.index}: normalized {_counts(turn.normalized)}")
+        if turn.passages:
+            notes.append(
+                f"turn {turn.index}: {turn.relation}: {turn.shared_tokens:,} tokens in front were known, and "
+                f"{turn.passages} passages further on are this run's or its parent's own"
+            )
+    return [""] * bool(notes) + [printable(note) for note in notes]
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -1,0 +1,257 @@
+"""Whose turn is it? A run named by the client, or the one that the prompt itself belongs to.
+
+The tree's match is walked from its deepest node up. Wherever a run's trajectory or one of its prompts ended, that run
+is asked; the first answer counts.
+
+    system  task | answer 1  result | answer 2  result      contains all that run A sent and got: A continues
+                                    | another result        leaves A after answer 1: a branch of A
+                 | (no answer of A)                         the same first prompt again: a run of its own
+    system ------- summary of A's answers                   leaves A early, but says what A said later: A, compacted
+
+Who says what A said must have come after it: text that only A generated, found where the prompt is new, tells a
+rewritten history from a branch, and finds it even where nothing in front is shared (`core/landmarks.py`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from trunkline.core.facts import TurnArrived
+from trunkline.core.landmarks import TOLD, Landmarks
+from trunkline.core.prefix import Match, Node, common_ancestor
+from trunkline.core.runs import Run, RunTable
+from trunkline.core.types import Prompt, Relation, RunKey
+
+LATEST = 32
+"""At most so many runs that stand at one place of the tree are asked, the latest first."""
+ENOUGH = 3
+"""Passages that tie a prompt to a run. One or two may be chance."""
+SHRUNK = 0.75
+"""A history that said nothing of its first prompt was rewritten shorter only if it lost a quarter."""
+HEAD = 0.5
+"""The part of its first prompt that a rewritten history keeps if it keeps its head: instructions and tools."""
+SIDE = 0.5
+"""A side call is at most this part of the first prompt of the run that it is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Whose turn it is. `run` None: a new run's, a branch of `parent` if that is given.
+
+    It rests on `shared_tokens` of the prompt's head that had arrived before and on `passages` of the run's (or
+    parent's) own text in the rest.
+    """
+
+    relation: Relation
+    run: Run | None
+    parent: str | None
+    shared_tokens: int
+    passages: int = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether the turn belongs to what has begun: its run, or the run that it branches off."""
+        return self.run is not None or self.relation is Relation.BRANCH
+
+
+def lineage(runs: RunTable, landmarks: Landmarks, fact: TurnArrived, match: Match) -> Lineage:
+    """Judge a turn that arrived, given its match in the tree; changes nothing.
+
+    Linear in what is new of the prompt and in the nodes on its path, never in the number of runs.
+    """
+    if fact.run is not None:
+        key = RunKey(fact.salt, fact.run)
+        return Lineage(Relation.NAMED, runs.get(key), fact.parent, match.tokens)
+    return _Judge(runs, landmarks, fact, match).judge()
+
+
+def settle(runs: RunTable, fact: TurnArrived, found: Lineage) -> Run:
+    """The run that the judgement names, made now if it is new.
+
+    A session's first run takes the session's id; the others are shown as its branches, with ids made of it.
+    """
+    if found.run is not None:
+        return found.run
+    if fact.run is not None:
+        return runs.ensure(RunKey(fact.salt, fact.run), fact.parent, fact.origin)
+    if fact.group is None:
+        return runs.ensure(RunKey(fact.salt, fact.fresh), found.parent, fact.origin)
+    leader = RunKey(fact.salt, fact.group)
+    if runs.get(leader) is None:
+        return runs.ensure(leader, found.parent, fact.origin, fact.group)
+    name = f"{fact.group}.{fact.fresh}"
+    return runs.ensure(RunKey(fact.salt, name), found.parent or fact.group, fact.origin, fact.group)
+
+
+class _Judge:
+    """One judgement: the fact, its match, and what is asked of both."""
+
+    def __init__(self, runs: RunTable, landmarks: Landmarks, fact: TurnArrived, match: Match) -> None:
+        self.runs, self.landmarks, self.fact, self.match = runs, landmarks, fact, match
+        self.symbols = match.last.last_symbol + match.inside
+        self.prompt: Prompt = fact.prompt
+        self._quoted: dict[RunKey, list[int]] | None = None
+
+    def judge(self) -> Lineage:
+        at_name = self._untouched_leader()
+        if at_name is not None:
+            return at_name
+        found = self._by_prefix()
+        if found is not None and found.relation is Relation.CONTINUES:
+            return found
+        return self._restored() or found or self._by_text() or self._by_session() or self._new()
+
+    # --- by prefix ----------------------------------------------------------------------------------------------
+
+    def _by_prefix(self) -> Lineage | None:
+        """The deepest place on the prompt's path where a run stands, or stood."""
+        for node in reversed(self.match.path):
+            for run in self._latest(node.leaves):
+                prompt = run.prompt_leaf
+                if prompt is not None and prompt is not node and prompt.id in run.tips and not run.in_flight:
+                    return self._continues(run)
+            owners = list(self._latest(node.prompt_ends))
+            if owners:
+                return self._at_prompt_end(node, owners)
+        return None
+
+    def _at_prompt_end(self, node: Node, owners: list[Run]) -> Lineage | None:
+        """The prompt contains a whole prompt of each of the `owners`, but not what any answered to it."""
+        free = [run for run in owners if node.id in run.tips and not run.in_flight and self._may_go_on(run, node)]
+        if free:
+            return self._continues(max(free, key=lambda run: (len(self._said(run)), not run.finished, run.seq)))
+        for run in owners:
+            if not run.in_flight and len(said := self._said(run, after=node.prompt_ends[run.key])) >= ENOUGH:
+                return self._rewritten(run, len(said))
+        left = [run for run in owners if self._longer(node) or node is not run.first]
+        if not left or self.fact.parent is not None:
+            return None
+        parent = left[0] if len(left) == 1 else max(left, key=lambda run: (self._shared(run.leaf), run.seq))
+        return Lineage(Relation.BRANCH, None, parent.key.run, self.match.tokens)
+
+    def _may_go_on(self, run: Run, node: Node) -> bool:
+        """A waiting run whose prompt comes again without its answer.
+
+        It goes on if it got no answer, if more follows (some clients do not send answers back), or if it is past its
+        first turn. The same first prompt alone is another run's.
+        """
+        return not run.tips[node.id] or (self._longer(node) and not run.finished) or run.turns > 1
+
+    def _longer(self, node: Node) -> bool:
+        return len(self.prompt.symbols) > node.last_symbol
+
+    # --- by text ------------------------------------------------------------------------------------------------
+
+    def _by_text(self) -> Lineage | None:
+        """Where nothing in front decides: whose text is in the rest of the prompt?"""
+        quoted = Counter({key: len(turns) for key, turns in self._quotes().items()})
+        for key, _ in sorted(quoted.items(), key=lambda item: (-item[1], item[0])):
+            run = self.runs.get(key)
+            if run is None or not self._allowed(run):
+                continue
+            told, said = self._told(run), len(self._said(run))
+            if said >= ENOUGH:
+                whole = told >= ENOUGH or (self._keeps_head(run) and self._tokens <= SHRUNK * _history_tokens(run))
+                if whole and not run.in_flight:
+                    return self._rewritten(run, said)
+                return Lineage(Relation.BRANCH, None, run.key.run, self.match.tokens, said)
+            if told >= ENOUGH and run.first is not None and self._tokens <= SIDE * run.first.end:
+                return self._side_call(told)
+        return None
+
+    def _rewritten(self, run: Run, said: int) -> Lineage:
+        shorter = run.prompt_leaf is not None and self._tokens < run.prompt_leaf.end
+        relation = Relation.COMPACTION if shorter else Relation.CONTINUES
+        return Lineage(relation, run, run.parent, self.match.tokens, said)
+
+    def _keeps_head(self, run: Run) -> bool:
+        return run.first is not None and self._shared(run.first) >= HEAD * run.first.end
+
+    def _shared(self, end: Node | None) -> int:
+        """How many leading tokens the prompt shares with the path that ends at `end`."""
+        shared = common_ancestor(end, {node.id: node for node in self.match.path}) if end is not None else None
+        if shared is None:
+            return 0 if self.match.path or end is None else self.match.tokens
+        return self.match.tokens if shared is self.match.last is not end else shared.end
+
+    def _quotes(self) -> dict[RunKey, list[int]]:
+        if self._quoted is None:
+            self._quoted = self.landmarks.quoted(self.fact.salt, self.prompt.symbols[self.symbols :])
+        return self._quoted
+
+    def _said(self, run: Run, after: int = TOLD) -> list[int]:
+        """The passages, by turn, that the run said after turn `after`."""
+        return [turn for turn in self._quotes().get(run.key, ()) if turn > after]
+
+    def _told(self, run: Run) -> int:
+        return self._quotes().get(run.key, []).count(TOLD)
+
+    # --- by name, and by what was remembered --------------------------------------------------------------------
+
+    def _untouched_leader(self) -> Lineage | None:
+        """A run that was declared under the session's id and has had no turn."""
+        if self.fact.group is None:
+            return None
+        leader = self.runs.get(RunKey(self.fact.salt, self.fact.group))
+        if leader is None or leader.turns:
+            return None
+        return Lineage(Relation.NEW, leader, leader.parent, self.match.tokens)
+
+    def _by_session(self) -> Lineage | None:
+        """Inside a session less evidence is enough: its main run is the one whose history may be rewritten."""
+        if self.fact.group is None:
+            return None
+        leader = self.runs.get(RunKey(self.fact.salt, self.fact.group))
+        if leader is None:
+            return None
+        if not leader.in_flight and not leader.marks and leader.digest is None:
+            return self._continues(leader)  # nothing but its name is known of its history
+        first = leader.first
+        if first is not None and self._tokens <= SIDE * first.end and not self._keeps_head(leader):
+            return self._side_call(0)
+        shrunk = self._tokens <= SHRUNK * _history_tokens(leader)
+        if not leader.in_flight and leader.turns > 1 and shrunk and self._keeps_head(leader):
+            return self._rewritten(leader, 0)
+        return None
+
+    def _restored(self) -> Lineage | None:
+        """A run of an earlier process whose last prompt is in this one."""
+        found = self.runs.restored.longest(self.fact.salt, self.prompt.symbols)
+        run = self.runs.get(found[0]) if found is not None else None
+        if found is None or run is None or run.in_flight or not self._allowed(run) or found[1] < self.symbols:
+            return None
+        return Lineage(Relation.CONTINUES, run, run.parent, self.match.tokens)
+
+    # --- parts --------------------------------------------------------------------------------------------------
+
+    @property
+    def _tokens(self) -> int:
+        return self.prompt.tokens
+
+    def _latest(self, keys: dict[RunKey, bool] | dict[RunKey, int]) -> Iterator[Run]:
+        known = (self.runs.get(key) for key in islice(reversed(keys), LATEST))
+        return (run for run in known if run is not None and self._allowed(run))
+
+    def _allowed(self, run: Run) -> bool:
+        """Whether the turn may be the run's: of the session, or a branch of the parent, that the client named."""
+        if self.fact.group is not None:
+            return self.fact.group in (run.group, run.key.run)
+        return self.fact.parent is None or run.parent == self.fact.parent
+
+    def _continues(self, run: Run) -> Lineage:
+        return Lineage(Relation.CONTINUES, run, run.parent, self.match.tokens)
+
+    def _side_call(self, passages: int) -> Lineage:
+        return Lineage(Relation.SIDE_CALL, None, self.fact.parent, self.match.tokens, passages)
+
+    def _new(self) -> Lineage:
+        probe = self.fact.max_new_tokens == 1
+        relation = Relation.SIDE_CALL if probe else Relation.NEW
+        if self.fact.parent is not None:
+            relation = Relation.BRANCH
+        return Lineage(relation, None, self.fact.parent, self.match.tokens)
+
+
+def _history_tokens(run: Run) -> int:
+    return run.leaf.end if run.leaf is not None else 0
