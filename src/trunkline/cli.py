@@ -64,6 +64,9 @@ def parser() -> argparse.ArgumentParser:
     runs.add_argument("--limit", type=int, default=20, help="how many (default: %(default)s)")
     run = commands.add_parser("run", help="show one run", description="Show one run, turn by turn.")
     run.add_argument("id", help="the run's id, as `trunkline runs` and X-Trunkline-Run give it")
+    run.add_argument(
+        "--diff", type=int, metavar="TURN", help="show where a turn left the prefix it should have shared, and why"
+    )
     for command, function in ((runs, show_runs), (run, show_run)):
         command.add_argument("--data-dir", type=Path, help="where the server keeps its records (default: as `serve`)")
         command.add_argument("--json", action="store_true", help="print JSON")
@@ -250,7 +253,13 @@ def show_run(args: argparse.Namespace) -> int:
         view = reader.run(None, args.id)
     if view is None:
         raise ConfigError(f"no run {args.id!r} here; `trunkline runs` lists them")
-    print(_json(view) if args.json else tables.run_table(view))
+    if args.diff is None:
+        print(_json(view) if args.json else tables.run_table(view))
+        return 0
+    turn = next((turn for turn in view.turns if turn.index == args.diff), None)
+    if turn is None:
+        raise ConfigError(f"run {args.id!r} has no turn {args.diff}; `trunkline run {args.id}` lists them")
+    print(_json(turn.diff) if args.json else tables.diff_text(view, turn))
     return 0
 
 

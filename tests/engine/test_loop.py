@@ -156,6 +156,23 @@ def test_an_edited_history_says_in_words_where(smollm2: Model) -> None:
     assert "cat" in miss.detail
 
 
+def test_parallel_agents_whose_first_line_changes_are_told_what_kept_them_apart(smollm2: Model) -> None:
+    line = "x-anthropic-billing-header: cc_version=2.1.104.583; cc_entrypoint=cli; cch={};\nYou are a careful agent."
+    task = (
+        " You read files, you change them as little as you can, and you run the tests before you say that you are done."
+    )
+    with Served(smollm2, make_settings(smollm2)) as served:
+        for run, cch in (("a", "1f3a9"), ("b", "22bcd")):
+            served.serve(served.engine.tokenize(line.format(cch) + task, salt=""), run, length=2)
+    first, second = served.rows
+    assert first.diff is None
+    assert second.diff is not None
+    assert (second.diff.run, second.diff.culprit) == ("a", "billing")
+    assert second.diff.before.endswith("cc_entrypoint=cli; cch=")
+    assert (second.diff.was, second.diff.now) == ("1f3a9", "22bcd")
+    assert second.diff.after.startswith(";\nYou are a careful agent. You read files")
+
+
 def test_ended_events_carry_the_row_that_was_recorded(smollm2: Model) -> None:
     with Served(smollm2, make_settings(smollm2)) as served:
         event = last_event(served, "a")

@@ -1,8 +1,10 @@
 """The tables that `trunkline runs` and `trunkline run ID` print."""
 
+import msgspec
+
 from tests.gateway.scripted import make_row
-from trunkline.wire.records import MissRow, RunRow, RunTotals, RunView
-from trunkline.wire.tables import moment, percent, run_table, runs_table, table
+from trunkline.wire.records import DiffRow, MissRow, RunRow, RunTotals, RunView
+from trunkline.wire.tables import diff_text, moment, percent, run_table, runs_table, table
 
 NEVER_SEEN = MissRow(reason="never_seen", tokens=1200)
 
@@ -115,3 +117,31 @@ def test_what_clients_wrote_cannot_steer_the_terminal() -> None:
     text = run_table(make_view(name="\x1b[2J", objective="a\nb"))
     assert "\x1b" not in text
     assert "objective: a\ufffdb" in text
+
+
+def test_a_difference_is_shown_with_its_culprit_and_what_helps() -> None:
+    diff = DiffRow(
+        run="main",
+        at_token=1214,
+        before="<|im_start|>system\nx-anthropic-billing-header: cch=",
+        was="1f3a9",
+        now="22\x1bcd",
+        after=";\nYou are",
+        was_tokens=3301,
+        now_tokens=3400,
+        culprit="billing",
+    )
+    view = make_view(turns=(make_row(diff=diff), make_row(index=1)))
+    assert diff_text(view, view.turns[0]).splitlines() == [
+        "turn 0 left run main at token 1,214: 3,301 tokens went on there, 3,400 go on now",
+        "likely culprit: billing (a billing token; `--normalize billing` holds it still)",
+        "",
+        "   <|im_start|>system\\nx-anthropic-billing-header: cch=",
+        " - 1f3a9",
+        " + 22\ufffdcd",
+        "   ;\\nYou are",
+    ]
+    assert diff_text(view, view.turns[1]) == "turn 1 left no prefix that it should have shared"
+    own = make_row(diff=msgspec.structs.replace(diff, run="fix-7", after=""))
+    assert diff_text(view, own).startswith("turn 0 left its run's own history at token")
+    assert diff_text(view, own).endswith("   (they do not go on alike within what is kept)")

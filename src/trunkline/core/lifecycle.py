@@ -1,6 +1,7 @@
 """How turns begin and end: the tree, the run table and the slots follow."""
 
 from trunkline.core.actions import Action, DropSegment, Load, TurnAccepted, TurnRecorded, TurnRefused
+from trunkline.core.differences import left_own_history, left_sibling
 from trunkline.core.digest import EMPTY, Digest, extended
 from trunkline.core.facts import CacheReset, TurnArrived, TurnEnded
 from trunkline.core.identity import Lineage, lineage, settle
@@ -135,6 +136,10 @@ def _begin(state: State, fact: TurnArrived, run: Run, leaf: Node, match: Match, 
     )
     expected = state.forecast.output_tokens(run.key, fact.max_new_tokens)
     edited = _edit(state, run, leaf, match)
+    if edited is not None:
+        record.difference = left_own_history(run, leaf)
+    elif run.leaf is None:
+        record.difference = left_sibling(leaf, match.tokens)
     held, slot = state.placement.likely_held(leaf)
     held = min(held, fact.prompt.tokens - 1)
     turn = Turn(fact.turn, fact, run, leaf, record, match.tokens, held, expected, edited, run.lost_tokens, slot)

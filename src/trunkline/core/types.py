@@ -184,6 +184,22 @@ class Miss:
     now: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Difference:
+    """Where a prompt leaves a prefix that it should have shared: that of `run` ("" if it is forgotten).
+
+    From token `at_token` on, `was` is what followed there and `now` what follows in the prompt, as far as they are kept
+    (1-D int32); `was_tokens` and `now_tokens` are their whole lengths.
+    """
+
+    run: str
+    at_token: int
+    was: Ints
+    now: Ints
+    was_tokens: int
+    now_tokens: int
+
+
 @dataclass(slots=True)
 class TurnRecord:
     """One turn as it happened, in the core's clock. `cached + novel == prompt` in tokens."""
@@ -210,6 +226,7 @@ class TurnRecord:
     reason: EndReason | None = None
     recomputed_tokens: int = 0
     """Tokens that were promised as hits and had to be prefilled after all (a broken promise if not 0)."""
+    difference: Difference | None = None
 
     @property
     def novel_tokens(self) -> int:

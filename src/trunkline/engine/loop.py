@@ -274,7 +274,7 @@ class EngineLoop:
         generated = np.array(generation.tokens, np.int32)
         self._tell(TurnEnded(at_ms=now_ms(), turn=live.id, reason=reason, generated=generated))
         record = self._records.pop(live.id)
-        row = turn_row(record, live.at, self._node, self._vocabulary, request.normalized)
+        row = turn_row(record, request, live.at, self._node, self._vocabulary)
         self._sink(run.key.salt, run.key.run, run.parent, run.origin, row)
         if reason is EndReason.FAILED:
             live.emit(live.failure)

@@ -1,16 +1,17 @@
 """Turn records in the form that is stored and shown."""
 
-from collections.abc import Mapping
-
-from trunkline.core.types import Miss, MissReason, TurnRecord
+from trunkline.core.types import Ints, Miss, MissReason, Relation, TurnRecord
 from trunkline.engine.tokens import Vocabulary
-from trunkline.wire.records import MissRow, TurnRow
+from trunkline.wire.culprits import explain_difference
+from trunkline.wire.records import DiffRow, MissRow, TurnRow
+from trunkline.wire.turns import TurnRequest
+
+BEFORE_TOKENS = 48
+"""How many of the tokens that both sides share are shown before a difference."""
 
 
-def turn_row(
-    record: TurnRecord, at: float, node: str, vocabulary: Vocabulary, normalized: Mapping[str, int]
-) -> TurnRow:
-    """`record` for people and machines; `at` is its arrival in Unix seconds, `normalized` as in the request.
+def turn_row(record: TurnRecord, request: TurnRequest, at: float, node: str, vocabulary: Vocabulary) -> TurnRow:
+    """`record` of `request` for people and machines; `at` is its arrival in Unix seconds.
 
     A turn that ended before it was placed, or before its first token, spent the rest of its time there.
     """
@@ -43,7 +44,25 @@ def turn_row(
         shared_tokens=record.shared_tokens,
         passages=record.passages,
         prompt_digest=record.digest,
-        normalized=dict(normalized),
+        normalized=dict(request.normalized),
+        diff=_diff_row(record, request.tokens, vocabulary),
+    )
+
+
+def _diff_row(record: TurnRecord, prompt: Ints, vocabulary: Vocabulary) -> DiffRow | None:
+    difference = record.difference
+    if difference is None:
+        return None
+    at = difference.at_token
+    return explain_difference(
+        run=difference.run,
+        at_token=at,
+        before=vocabulary.detokenize(prompt[max(0, at - BEFORE_TOKENS) : at].tolist()),
+        was=vocabulary.detokenize(difference.was.tolist()),
+        now=vocabulary.detokenize(difference.now.tolist()),
+        was_tokens=difference.was_tokens,
+        now_tokens=difference.now_tokens,
+        compacted=record.relation is Relation.COMPACTION,
     )
 
 

@@ -21,7 +21,7 @@ from typing import IO, Any
 import msgspec
 
 from trunkline.core.types import RunKey, RunOrigin
-from trunkline.wire.records import MissRow, RunRow, RunTotals, RunView, TurnRow
+from trunkline.wire.records import DiffRow, MissRow, RunRow, RunTotals, RunView, TurnRow
 
 SCHEMA = """
 CREATE TABLE schema (version INTEGER NOT NULL);
@@ -61,6 +61,8 @@ MIGRATIONS = (
     "ALTER TABLE turns ADD COLUMN shared_tokens INTEGER NOT NULL DEFAULT 0;"
     "ALTER TABLE turns ADD COLUMN passages INTEGER NOT NULL DEFAULT 0;"
     "ALTER TABLE turns ADD COLUMN prompt_digest TEXT NOT NULL DEFAULT '';",
+    # 4: where a prompt left the prefix that it should have shared
+    "ALTER TABLE turns ADD COLUMN diff BLOB NOT NULL DEFAULT 'null';",
 )
 """From version 1 on, the statements that lead to the next. What has landed is never edited."""
 
@@ -73,6 +75,7 @@ INSERT_TURN = "INSERT INTO turns (run, {}) VALUES (?{})".format(
 _decode = {
     "misses": msgspec.json.Decoder(tuple[MissRow, ...]).decode,
     "normalized": msgspec.json.Decoder(dict[str, int]).decode,
+    "diff": msgspec.json.Decoder(DiffRow | None).decode,
 }
 """Columns that hold JSON, with what reads them."""
 

@@ -11,12 +11,33 @@ class MissRow(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class DiffRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a turn's prompt left a prefix that it should have shared: that of `run` ("" if it is forgotten).
+
+    Both texts hold `before`, up to token `at_token`; then one went on with `was`, the prompt goes on with `now`, and
+    both with `after` ("" where they stay apart). Texts are cut to a few hundred characters. `was_tokens` and
+    `now_tokens` count all that follows `at_token` on either side. `culprit` names the likely cause
+    (`wire/culprits.py`).
+    """
+
+    run: str
+    at_token: int
+    before: str
+    was: str
+    now: str
+    after: str
+    was_tokens: int
+    now_tokens: int
+    culprit: str
+
+
 class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     """One turn. `cached_tokens + novel_tokens == prompt_tokens`; the misses' tokens sum to `novel_tokens`.
 
     `queue_ms + prefill_ms + decode_ms == latency_ms`: arrival to placement, to first token, to last token.
     `tool_gap_ms` is None for a run's first turn. `at` is the arrival as Unix seconds. `normalized` counts what each
-    normalizer replaced in the prompt (`wire/noise.py`); a normalizer that replaced nothing is not in it.
+    normalizer replaced in the prompt (`wire/noise.py`); a normalizer that replaced nothing is not in it. `diff` is None
+    for a turn that shares all it should.
 
     `relation` says how the turn was given to its run (`core/types.py`; empty in records from before it was kept), on
     the evidence of `shared_tokens` in front that had arrived before and `passages` of the run's own text further on.
@@ -44,6 +65,7 @@ class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     shared_tokens: int = 0
     passages: int = 0
     prompt_digest: str = ""
+    diff: DiffRow | None = None
 
 
 class RunTotals(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from trunkline.wire.culprits import ADVICE, Culprit
 from trunkline.wire.records import MissRow, RunRow, RunView, TurnRow
 
 GAP = "  "
@@ -135,6 +136,30 @@ def _footnotes(turns: Sequence[TurnRow]) -> list[str]:
                 f"{turn.passages} passages further on are this run's or its parent's own"
             )
     return [""] * bool(notes) + [printable(note) for note in notes]
+
+
+def diff_text(run: RunView, turn: TurnRow) -> str:
+    """Where one turn of `run` left the prefix that it should have shared, and what likely made it."""
+    diff = turn.diff
+    if diff is None:
+        return f"turn {turn.index} left no prefix that it should have shared"
+    whose = "its run's own history" if diff.run == run.id else f"run {diff.run}" if diff.run else "an earlier prompt"
+    lines = [
+        f"turn {turn.index} left {whose} at token {diff.at_token:,}: {diff.was_tokens:,} tokens went on there, "
+        f"{diff.now_tokens:,} go on now",
+        f"likely culprit: {diff.culprit} ({ADVICE[Culprit(diff.culprit)]})",
+        "",
+        f"   {_spelled(diff.before)}",
+        f" - {_spelled(diff.was)}",
+        f" + {_spelled(diff.now)}",
+        f"   {_spelled(diff.after)}" if diff.after else "   (they do not go on alike within what is kept)",
+    ]
+    return "\n".join(printable(line) for line in lines)
+
+
+def _spelled(text: str) -> str:
+    """`text` on one line."""
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
 
 
 def _counts(counts: Mapping[str, int]) -> str:
