@@ -11,13 +11,14 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from tests.gateway.scripted import make_row
 from trunkline.core.types import RunKey
 from trunkline.gateway.records import RunRecords
 from trunkline.gateway.rundb import SCHEMA, DamagedRecords, DataDirLocked, NewerSchema, open_reader
-from trunkline.wire.records import MissRow
+from trunkline.wire.records import DiffRow, MissRow
 
 T = TypeVar("T")
 
@@ -37,6 +38,9 @@ def test_a_turn_is_visible_once_committed_returns(records: RunRecords) -> None:
     row = make_row(
         misses=(MissRow(reason="evicted", tokens=6, detail="decision 3"),), tool_gap_ms=12.5, normalized={"dates": 2}
     )
+    text = {"before": "cch=", "was": "1f3a9", "now": "22bcd", "after": ";\n"}
+    diff = DiffRow(run="run-b", at_token=7, was_tokens=20, now_tokens=30, culprit="billing", **text)
+    row = msgspec.structs.replace(row, diff=diff)
     records.turn("", "run-a", None, "header", row)
     done(records.committed())
     view = records.run("", "run-a")
