@@ -23,6 +23,7 @@ from trunkline.engine.quantize import default_model
 from trunkline.engine.threads import Threads
 from trunkline.gateway.app import build_app
 from trunkline.gateway.records import RunRecords
+from trunkline.gateway.responses.store import ResponseStore
 from trunkline.gateway.rundb import RecordsError, RunReader, open_reader
 from trunkline.gateway.server import listen, run_server
 from trunkline.gateway.settings import GatewaySettings
@@ -30,6 +31,7 @@ from trunkline.wire import tables
 from trunkline.wire.journal import Journal
 
 RECORDS_FILE = "runs.sqlite"
+RESPONSES_FILE = "responses.sqlite"
 DEFAULT_SLOTS = 8
 DEFAULT_CTX = 32_768
 MAX_SLOTS = 64
@@ -87,8 +89,9 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         text = str(spec.metadata["help"])
         if spec.default not in (None, ()):
             text += f" (default: {','.join(spec.default) if isinstance(spec.default, tuple) else spec.default})"
-        if spec.name == "api_keys":
-            parser.add_argument("--api-key", action="append", dest=spec.name, default=argparse.SUPPRESS, help=text)
+        if spec.name in config.LISTS:
+            one = config.LISTS[spec.name]
+            parser.add_argument(one, action="append", dest=spec.name, default=argparse.SUPPRESS, help=text)
         elif spec.type is bool or str(spec.type) == "bool":
             parser.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
         else:
@@ -141,7 +144,8 @@ def serve(args: argparse.Namespace) -> int:
         engine.start()
         _say(_summary(core))
         try:
-            _listen(settings, engine, records)
+            with closing(_responses(settings)) as responses:
+                _listen(settings, engine, records, responses)
         finally:
             engine.stop()
             if journal is not None:
@@ -151,6 +155,11 @@ def serve(args: argparse.Namespace) -> int:
     finally:
         records.close()
     return 0
+
+
+def _responses(settings: ServeSettings) -> ResponseStore:
+    # The lock of the run records, which lie beside them, keeps other servers away from these too.
+    return ResponseStore(config.data_dir(settings) / RESPONSES_FILE, max_bytes=settings.response_bytes)
 
 
 def _journal(path: Path | None, core: CoreSettings) -> Journal | None:
@@ -204,13 +213,15 @@ def _slots(settings: ServeSettings, model: Model, core: CoreSettings) -> Slots:
     return Slots(model, slots=core.slots, slot_tokens=core.slot_tokens, threads=threads, flash_attention=flash)
 
 
-def _listen(settings: ServeSettings, engine: EmbeddedEngine, records: RunRecords) -> None:
+def _listen(settings: ServeSettings, engine: EmbeddedEngine, records: RunRecords, responses: ResponseStore) -> None:
     gateway = GatewaySettings(
         api_keys=settings.api_keys,
         share_cache_across_keys=settings.share_cache_across_keys,
         normalize=settings.normalize,
         max_body_bytes=settings.max_body_bytes,
         drain_timeout_s=settings.drain_timeout_s,
+        model_aliases=settings.model_aliases,
+        any_model=settings.any_model,
     )
     try:
         listener = listen(settings.host, settings.port)
@@ -220,7 +231,7 @@ def _listen(settings: ServeSettings, engine: EmbeddedEngine, records: RunRecords
         ) from error
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"http://{host}:{listener.getsockname()[1]}"
-    app = build_app(engine, records, gateway)
+    app = build_app(engine, records, gateway, responses)
     run_server(app, listener, lambda: print(f"trunkline: ready on {address}", flush=True))
 
 

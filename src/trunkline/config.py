@@ -19,6 +19,10 @@ from trunkline.wire.noise import DEFAULT, Normalizer
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
+LISTS = {"api_keys": "--api-key", "model_aliases": "--model-alias"}
+"""Settings of several values, and the flags that give one more of them."""
+
+
 class ConfigError(ValueError):
     """A setting cannot be used; the message names the fix."""
 
@@ -33,6 +37,10 @@ class ServeSettings:
         default=None, metadata={"help": "a GGUF file (default: SmolLM2-135M-Instruct from the smollm2 extra)"}
     )
     model_name: str | None = field(default=None, metadata={"help": "the name clients ask for (default: from the file)"})
+    model_aliases: tuple[str, ...] = field(
+        default=(), metadata={"help": "another name the model answers to (may be given again)"}
+    )
+    any_model: bool = field(default=False, metadata={"help": "answer to every model name that clients send"})
     ctx: int | None = field(default=None, metadata={"help": "tokens a turn may hold, prompt and answer"})
     kv_bytes: int | None = field(
         default=None,
@@ -44,6 +52,9 @@ class ServeSettings:
     disk_bytes: int = field(default=0, metadata={"help": "disk for parked prefixes; only 0 for now", "size": True})
     data_dir: Path | None = field(
         default=None, metadata={"help": "where run records live (default: under $XDG_DATA_HOME)"}
+    )
+    response_bytes: int = field(
+        default=256 * 10**6, metadata={"help": "disk for stored responses (`previous_response_id`)", "size": True}
     )
     gpu_layers: int = field(default=0, metadata={"help": "layers to run on a GPU, -1 for all (passed on to llama.cpp)"})
     threads: int | None = field(default=None, metadata={"help": "CPU threads (default: one a physical core)"})
@@ -79,6 +90,8 @@ class ServeSettings:
         _require(0.0 <= self.drain_timeout_s <= 86_400, "--drain-timeout-s must lie between 0 and 86400")
         _require(self.max_body_bytes >= 1024, "--max-body-bytes must be at least 1KB")
         _require(self.host_bytes is None or self.host_bytes >= 0, "--host-bytes cannot be negative")
+        _require(self.response_bytes >= 0, "--response-bytes cannot be negative; 0 stores none")
+        _require(all(self.model_aliases), "--model-alias: an empty name names nothing; leave it out instead")
         _require(all(self.api_keys), "--api-key: an empty key would let everybody in; leave it out instead")
 
 
@@ -190,11 +203,11 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 
 def _from_toml(path: Path, name: str, value: Any) -> Any:
-    if name == "api_keys":
-        keys = [value] if isinstance(value, str) else value
-        if not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
-            raise ConfigError(f'{path}: api_keys is a list of strings, like ["key-1", "key-2"]')
-        return tuple(keys)
+    if name in LISTS:
+        several = [value] if isinstance(value, str) else value
+        if not (isinstance(several, list) and all(isinstance(one, str) for one in several)):
+            raise ConfigError(f'{path}: {name} is a list of strings, like ["one", "two"]')
+        return tuple(several)
     if isinstance(value, list | dict):
         raise ConfigError(f"{path}: {name} takes one value")
     return convert(name, _text(value))

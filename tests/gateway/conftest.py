@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.gateway.scripted import ScriptedExecutor
 from trunkline.gateway.app import build_app
 from trunkline.gateway.records import RunRecords
+from trunkline.gateway.responses.store import ResponseStore
 from trunkline.gateway.server import listen
 from trunkline.gateway.settings import GatewaySettings
 
@@ -28,6 +29,7 @@ class Served:
     app: Starlette
     executor: ScriptedExecutor
     records: RunRecords
+    responses: ResponseStore
     client: httpx.Client
     loop: asyncio.AbstractEventLoop
 
@@ -107,10 +109,11 @@ def _serving(idle_hosts: list[Host]) -> Iterator[Serve]:
     def start(**settings: Any) -> Served:
         host = idle_hosts.pop() if idle_hosts else Host()
         records = RunRecords(None)
+        responses = ResponseStore(None, max_bytes=1_000_000)
         executor = ScriptedExecutor(records.turn)
-        app = host.app = build_app(executor, records, GatewaySettings(**settings))
+        app = host.app = build_app(executor, records, GatewaySettings(**settings), responses)
         client = httpx.Client(base_url=f"http://127.0.0.1:{host.port}", timeout=30)
-        served = Served(host.port, app, executor, records, client, host.loop)
+        served = Served(host.port, app, executor, records, responses, client, host.loop)
         used.append((host, served))
         return served
 
@@ -119,6 +122,7 @@ def _serving(idle_hosts: list[Host]) -> Iterator[Serve]:
         served.client.close()
         asyncio.run_coroutine_threadsafe(_land(served), host.loop).result()
         served.records.close()
+        served.responses.close()
         idle_hosts.append(host)
 
 

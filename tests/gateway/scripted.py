@@ -60,6 +60,8 @@ class ScriptedExecutor:
         self.script: Script = say_reply
         self.not_ready: str | None = None
         self.requests: list[TurnRequest] = []
+        self.rendered: list[list[Mapping[str, Any]]] = []
+        self.options: list[Mapping[str, Any]] = []
         self.aborted = 0
         self.open_turns = 0
         self.declared: list[tuple[RunKey, str | None]] = []
@@ -79,6 +81,8 @@ class ScriptedExecutor:
         return self.not_ready
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+        self.rendered.append(list(messages))
+        self.options.append(options)
         if any(message["content"] == "refuse me" for message in messages):
             raise TemplateError("roles must alternate")
         tools = "".join(f"<tool {tool['function']['name']}>" for tool in options.get("tools", ()))

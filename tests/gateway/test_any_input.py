@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from tests.gateway.conftest import Serve, Served
 from tests.gateway.test_errors import error_of
+from trunkline.wire.anthropic import CountTokensBody, MessagesBody
 from trunkline.wire.openai import ChatBody, CompletionBody, DeclareRunBody, DetokenizeBody, TokenizeBody
+from trunkline.wire.responses import ResponsesBody
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 values = st.recursive(
@@ -26,6 +28,55 @@ messages = st.lists(
     max_size=3,
 )
 
+items = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(["message", "reasoning", "function_call", "function_call_output"]) | values,
+            "role": st.sampled_from(["user", "assistant", "system", "developer"]) | values,
+            "content": st.text() | values,
+            "call_id": st.text(),
+            "name": st.text(),
+            "arguments": st.text(),
+            "output": st.text() | values,
+            "summary": st.just([]) | values,
+            "encrypted_content": st.text() | st.text().map("trunkline.1.{}".format),
+        },
+    ),
+    max_size=4,
+)
+blocks = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "thinking", "tool_use", "tool_result", "document", "image"])},
+        optional={
+            "text": st.text(),
+            "thinking": st.text(),
+            "id": st.text(),
+            "name": st.text(),
+            "input": st.dictionaries(st.text(), values),
+            "tool_use_id": st.text(),
+            "content": st.text() | values,
+            "source": st.just({"type": "text", "data": "x"}) | values,
+        },
+    ),
+    max_size=3,
+)
+turns = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": st.text() | blocks}), max_size=3
+)
+tools = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(["function", "custom"]) | values,
+            "name": st.text(),
+            "parameters": st.just({"type": "object"}) | values,
+            "input_schema": st.just({"type": "object"}) | values,
+        },
+    ),
+    max_size=2,
+)
+
 
 def bodies(struct: type, **usual: Any) -> st.SearchStrategy[dict[str, Any]]:
     """Objects with some of a body's fields, each of its usual kind or of any."""
@@ -40,6 +91,9 @@ REQUESTS = {
     "/v1/completions": bodies(CompletionBody, prompt=st.text() | st.lists(st.integers(-2, 300)) | st.lists(st.text())),
     "/tokenize": bodies(TokenizeBody, prompt=st.text(), messages=messages),
     "/detokenize": bodies(DetokenizeBody, tokens=st.lists(st.integers(-2, 300))),
+    "/v1/responses": bodies(ResponsesBody, input=st.text() | items, tools=tools, include=st.lists(st.text())),
+    "/v1/messages": bodies(MessagesBody, messages=turns, system=st.text() | blocks, tools=tools, max_tokens=st.just(5)),
+    "/v1/messages/count_tokens": bodies(CountTokensBody, messages=turns, system=st.text() | blocks, tools=tools),
     "/v1/runs": bodies(DeclareRunBody, id=st.text(), parent=st.text(), name=st.text()),
 }
 
@@ -64,6 +118,9 @@ def test_any_json_object_is_answered(shared: Served, path: str, data: st.DataObj
     body = data.draw(REQUESTS[path])
     if path == "/v1/chat/completions":
         body.setdefault("messages", [{"role": "user", "content": "hi"}])
+    if path.startswith("/v1/messages"):
+        body.setdefault("messages", [{"role": "user", "content": "hi"}])
+        body.setdefault("max_tokens", 5)
     check(shared, path, json.dumps(body).encode())
 
 

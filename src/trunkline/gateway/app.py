@@ -12,6 +12,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trunkline.gateway.anthropic.dialect import MessagesDialect
 from trunkline.gateway.chat import ChatDialect
 from trunkline.gateway.completions import CompletionDialect
 from trunkline.gateway.context import Gateway, TokenTexts
@@ -33,6 +34,9 @@ from trunkline.gateway.meta import Meta
 from trunkline.gateway.metrics import Metrics
 from trunkline.gateway.noise import NoiseFilter
 from trunkline.gateway.records import RunRecords
+from trunkline.gateway.responses.dialect import ResponsesDialect
+from trunkline.gateway.responses.endpoints import StoredResponses
+from trunkline.gateway.responses.store import ResponseStore
 from trunkline.gateway.runs import Runs
 from trunkline.gateway.settings import GatewaySettings
 
@@ -42,8 +46,12 @@ OPEN_PATHS = frozenset({"/health", "/metrics"})
 """Paths that need no API key."""
 
 
-def build_app(executor: Executor, records: RunRecords, settings: GatewaySettings) -> Starlette:
-    """The application. The executor's sink must be `records.turn`; both outlive the application.
+def build_app(
+    executor: Executor, records: RunRecords, settings: GatewaySettings, responses: ResponseStore | None = None
+) -> Starlette:
+    """The application. The executor's sink must be `records.turn`; both outlive the application, and so do `responses`.
+
+    Without `responses`, none is stored.
 
     `app.state.flights.drain(timeout_s)` stops it gracefully (`server.run_server` does); what is left when the
     application itself shuts down is aborted.
@@ -54,6 +62,7 @@ def build_app(executor: Executor, records: RunRecords, settings: GatewaySettings
     gateway = Gateway(
         executor=executor,
         records=records,
+        responses=responses or ResponseStore(None, max_bytes=0),
         settings=settings,
         metrics=metrics,
         flights=flights,
@@ -83,10 +92,16 @@ def build_app(executor: Executor, records: RunRecords, settings: GatewaySettings
 
 
 def _routes(gateway: Gateway) -> list[Route]:
-    meta, runs = Meta(gateway), Runs(gateway)
+    meta, runs, messages, stored = Meta(gateway), Runs(gateway), MessagesDialect(gateway), StoredResponses(gateway)
     return [
         Route("/v1/chat/completions", Generate(gateway, ChatDialect(gateway)), methods=["POST"]),
         Route("/v1/completions", Generate(gateway, CompletionDialect(gateway)), methods=["POST"]),
+        Route("/v1/responses", Generate(gateway, ResponsesDialect(gateway)), methods=["POST"]),
+        Route("/v1/responses/{id}", stored.show),
+        Route("/v1/responses/{id}", stored.delete, methods=["DELETE"]),
+        Route("/v1/responses/{id}/input_items", stored.input_items),
+        Route("/v1/messages", Generate(gateway, messages), methods=["POST"]),
+        Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
         Route("/v1/models", meta.models),
         Route("/v1/models/{id:path}", meta.model),
         Route("/tokenize", meta.tokenize, methods=["POST"]),
@@ -127,7 +142,7 @@ class Edge:
             scope[SCOPE_KEY] = self._scope_of_key(scope)
             await self._app(scope, receive, noting_status)
         except Unauthorized as refusal:
-            await refusal.response()(scope, receive, noting_status)
+            await refusal.response(scope["path"])(scope, receive, noting_status)
         except Exception as bug:
             # Answered here: Starlette's own handler raises on, and the server would cut a connection that is in use.
             log.exception("%s %s failed", scope["method"], scope["path"])
@@ -136,11 +151,11 @@ class Edge:
             internal = Internal(
                 f"The server failed ({type(bug).__name__}). This is a bug: its log has the traceback; please report it."
             )
-            await internal.response()(scope, receive, noting_status)
+            await internal.response(scope["path"])(scope, receive, noting_status)
         finally:
             route = scope.get("route")
             path = route.path if isinstance(route, Route) else "unknown"
-            method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST") else "other"
+            method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "DELETE") else "other"
             self._counter.labels(path, method, status).inc()
 
     def _scope_of_key(self, scope: Scope) -> str:

@@ -47,6 +47,8 @@ class ChatTurn:
 class ChatDialect:
     """Parses chat requests. Thread-safe."""
 
+    blocking = False
+
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._decoder = BodyDecoder("/v1/chat/completions")
@@ -65,14 +67,17 @@ class ChatDialect:
         )
 
 
-def chat_turn(gateway: Gateway, body: ChatBody, scope: str, headers: Mapping[str, str]) -> ChatTurn:
+def chat_turn(
+    gateway: Gateway, body: ChatBody, scope: str, headers: Mapping[str, str], *, clip: bool = False
+) -> ChatTurn:
     """Everything about `body` except how its answer looks. Thread-safe. Raises `ApiError`, in chat completions' terms.
 
     APIs that say the same in other words translate their bodies into a `ChatBody`, call this, and bring a `Reply`.
+    `clip` takes a token limit beyond the context as the rest of the context.
     """
     executor, settings = gateway.executor, gateway.settings
     model = executor.model
-    check_model(body.model, model)
+    check_model(body.model, model, settings)
     _refuse_what_needs_constraints(body)
     hint = identify(headers, session_id=body.session_id, prompt_cache_key=body.prompt_cache_key, metadata=body.metadata)
     n = int_in_range("n", body.n, 1, 1, settings.max_choices)
@@ -91,7 +96,7 @@ def chat_turn(gateway: Gateway, body: ChatBody, scope: str, headers: Mapping[str
         body.continue_final_message,
     )
     tokens = executor.tokenize(text, salt=salt, bos=True)
-    limit = completion_limit(model.max_model_len, len(tokens), asked_tokens, default=None, param="messages")
+    limit = completion_limit(model.max_model_len, len(tokens), asked_tokens, default=None, param="messages", clip=clip)
     prompt = TurnRequest(
         salt=salt,
         tokens=tokens,

@@ -33,6 +33,8 @@ DEFAULT_MAX_TOKENS = 16
 class CompletionDialect:
     """Parses completion requests. Thread-safe."""
 
+    blocking = False
+
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._decoder = BodyDecoder("/v1/completions")
@@ -42,7 +44,7 @@ class CompletionDialect:
         settings = self._gateway.settings
         model = self._gateway.executor.model
         body = self._decoder.decode(raw, CompletionBody)
-        check_model(body.model, model)
+        check_model(body.model, model, settings)
         n = int_in_range("n", body.n, 1, 1, settings.max_choices)
         if body.best_of is not None and body.best_of != n:
             raise Unsupported("`best_of` is not supported: ask for `n` choices and rank them.", param="best_of")

@@ -11,6 +11,7 @@ from trunkline.gateway.identity import scope_of
 from trunkline.gateway.metrics import Metrics
 from trunkline.gateway.noise import NoiseFilter
 from trunkline.gateway.records import RunRecords
+from trunkline.gateway.responses.store import ResponseStore
 from trunkline.gateway.settings import GatewaySettings
 
 
@@ -57,6 +58,7 @@ class Gateway:
 
     executor: Executor
     records: RunRecords
+    responses: ResponseStore
     settings: GatewaySettings
     metrics: Metrics
     flights: Flights

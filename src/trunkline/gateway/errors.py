@@ -1,5 +1,8 @@
 """Every error a client can get, in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
 
+Under `/v1/messages` the same document is also Anthropic's, so that clients of both read it: `"type": "error"` beside
+`error`, and Anthropic's `type` inside.
+
     ApiError                          status  code
     ├── InvalidRequest                400     invalid_value
     │   ├── InvalidJson               400     invalid_json
@@ -11,7 +14,9 @@
     ├── Unauthorized                  401     invalid_api_key
     ├── NotFound                      404     not_found
     │   ├── ModelNotFound             404     model_not_found
-    │   └── RunNotFound               404     run_not_found
+    │   ├── RunNotFound               404     run_not_found
+    │   ├── ResponseNotFound          404     response_not_found
+    │   └── PreviousNotFound          404     previous_response_not_found
     ├── MethodNotAllowed              405     method_not_allowed
     ├── BodyTimeout                   408     body_timeout
     ├── RunExists                     409     run_exists
@@ -36,8 +41,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
+from trunkline.wire import anthropic
 from trunkline.wire.openai import ErrorBody, ErrorDetail
 from trunkline.wire.turns import Failed
+
+ANTHROPIC_PATH = "/v1/messages"
+"""Paths that begin so speak Anthropic's API."""
+
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 CLIENT_GONE_STATUS = 499
 """What requests are counted under whose client left first; no response has it."""
@@ -57,18 +76,23 @@ class ApiError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
 
-    def body(self) -> bytes:
-        """The JSON document."""
+    def body(self, path: str = "") -> bytes:
+        """The JSON document, as clients of `path` read it."""
+        if path.startswith(ANTHROPIC_PATH):
+            usual = "api_error" if self.status >= 500 else "invalid_request_error"
+            kind = ANTHROPIC_TYPES.get(self.status, usual)
+            detail = anthropic.ErrorDetail(type=kind, message=self.message, param=self.param, code=self.code)
+            return msgspec.json.encode(anthropic.ErrorBody(detail))
         return msgspec.json.encode(
             ErrorBody(ErrorDetail(message=self.message, type=self.type, param=self.param, code=self.code))
         )
 
-    def response(self) -> Response:
+    def response(self, path: str = "") -> Response:
         """The document with its status and headers."""
         headers = dict(self.headers)
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
-        return Response(self.body(), self.status, headers, media_type="application/json")
+        return Response(self.body(path), self.status, headers, media_type="application/json")
 
 
 class InvalidRequest(ApiError):
@@ -115,6 +139,7 @@ class ContextOverflow(InvalidRequest):
             "Please reduce the length of the prompt or completion.",
             param=param,
         )
+        self.prompt_tokens = prompt_tokens
 
 
 class TemplateRefused(InvalidRequest):
@@ -142,7 +167,11 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
     def __init__(self, asked: str, served: str) -> None:
-        super().__init__(f"The model {asked!r} does not exist; this server serves {served!r}.", param="model")
+        super().__init__(
+            f"The model {asked[:256]!r} does not exist; this server serves {served!r}. Ask for that, or start the "
+            "server with `--model-alias NAME` for each other name to answer to, or with `--any-model`.",
+            param="model",
+        )
 
 
 class RunNotFound(NotFound):
@@ -152,6 +181,33 @@ class RunNotFound(NotFound):
 
     def __init__(self, run: str) -> None:
         super().__init__(f"No run {run!r} under this API key; GET /v1/runs lists the known ones.", param="id")
+
+
+class ResponseNotFound(NotFound):
+    """No stored response of this id in the caller's scope."""
+
+    code = "response_not_found"
+
+    def __init__(self, id: str) -> None:
+        super().__init__(
+            f"No response {id[:256]!r} is stored under this API key; those of requests without `store: false` are, "
+            "until the server needs their room.",
+            param="id",
+        )
+
+
+class PreviousNotFound(NotFound):
+    """A request goes on from a response that is not stored, or stands on one (`missing`) that is not."""
+
+    code = "previous_response_not_found"
+
+    def __init__(self, previous: str, missing: str) -> None:
+        stands = "" if missing == previous else f" goes on from {missing!r}, which"
+        super().__init__(
+            f"The response {previous[:256]!r}{stands} is not stored under this API key (any more); send the whole "
+            "conversation as `input`.",
+            param="previous_response_id",
+        )
 
 
 class MethodNotAllowed(ApiError):
@@ -231,7 +287,7 @@ class ClientGone(Exception):
 async def api_error_response(request: Request, error: Exception) -> Response:
     """Handler for `ApiError`."""
     assert isinstance(error, ApiError)
-    return error.response()
+    return error.response(request.url.path)
 
 
 async def client_gone_response(request: Request, error: Exception) -> Response:
@@ -245,14 +301,14 @@ async def http_exception_response(request: Request, error: Exception) -> Respons
     where = f"{request.method} {request.url.path}"
     if error.status_code == 405:
         allowed = ", ".join(sorted(_methods_at(request)))
-        response = MethodNotAllowed(f"{where} is not allowed; use {allowed}.").response()
+        response = MethodNotAllowed(f"{where} is not allowed; use {allowed}.").response(request.url.path)
         response.headers["Allow"] = allowed
         return response
     if error.status_code == 404:
-        return NotFound(f"{where} does not exist; docs/http.md lists every path that does.").response()
+        return NotFound(f"{where} does not exist; docs/http.md lists every path that does.").response(request.url.path)
     shaped = Internal(str(error.detail))
     shaped.status = error.status_code
-    return shaped.response()
+    return shaped.response(request.url.path)
 
 
 def _methods_at(request: Request) -> set[str]:

@@ -21,7 +21,10 @@ SCOPE_KEY = "trunkline.scope"
 
 
 class Dialect(Protocol):
-    """What a path understands."""
+    """What a path understands. `blocking`: parsing may read a disk, so that it never runs on the event loop."""
+
+    @property
+    def blocking(self) -> bool: ...
 
     def parse(self, raw: bytes, scope: str, headers: Mapping[str, str]) -> Asked:
         """From a body to a request that can run. Thread-safe. Raises `ApiError`."""
@@ -67,6 +70,6 @@ class Generate:
         self._gateway.check_ready()
         raw = await read_body(request, self._gateway.settings)
         scope: str = request.scope[SCOPE_KEY]
-        if len(raw) <= self._gateway.settings.inline_body_bytes:
+        if len(raw) <= self._gateway.settings.inline_body_bytes and not self._dialect.blocking:
             return self._dialect.parse(raw, scope, request.headers)
         return await asyncio.to_thread(self._dialect.parse, raw, scope, request.headers)

@@ -1,6 +1,7 @@
 """Paths that describe the server or its tokenizer: models, tokenize, detokenize, health, metrics, cache reset."""
 
 import asyncio
+from datetime import UTC, datetime
 
 import msgspec
 from starlette.requests import Request
@@ -9,7 +10,7 @@ from starlette.responses import Response
 from trunkline.core.types import Ints
 from trunkline.gateway.body import BodyDecoder, read_body
 from trunkline.gateway.context import Gateway
-from trunkline.gateway.errors import InvalidRequest, ModelNotFound, Unavailable
+from trunkline.gateway.errors import InvalidRequest, Unavailable
 from trunkline.gateway.generate import SCOPE_KEY
 from trunkline.gateway.identity import salt_of
 from trunkline.gateway.messages import render
@@ -38,20 +39,28 @@ class Meta:
         self._tokenize_decoder = BodyDecoder("/tokenize")
         self._detokenize_decoder = BodyDecoder("/detokenize")
 
-    def _card(self) -> ModelCard:
+    def _card(self, name: str) -> ModelCard:
         model = self._gateway.executor.model
-        return ModelCard(id=model.id, created=model.created, max_model_len=model.max_model_len)
+        return ModelCard(
+            id=name,
+            created=model.created,
+            max_model_len=model.max_model_len,
+            display_name=model.id,
+            created_at=datetime.fromtimestamp(model.created, UTC).isoformat(),
+            max_input_tokens=model.max_model_len,
+        )
 
     async def models(self, request: Request) -> Response:
-        """`GET /v1/models`."""
-        return json_response(ModelList(data=[self._card()]))
+        """`GET /v1/models`: one model, under each of its names."""
+        names = list(dict.fromkeys((self._gateway.executor.model.id, *self._gateway.settings.model_aliases)))
+        cards = [self._card(name) for name in names]
+        return json_response(ModelList(data=cards, first_id=names[0], last_id=names[-1]))
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{id}`."""
-        card = self._card()
-        if request.path_params["id"] != card.id:
-            raise ModelNotFound(request.path_params["id"], card.id)
-        return json_response(card)
+        name = request.path_params["id"]
+        check_model(name, self._gateway.executor.model, self._gateway.settings)
+        return json_response(self._card(name))
 
     async def health(self, request: Request) -> Response:
         """`GET /health`: 200 once generation works, 503 while it does not or the server drains."""
@@ -78,7 +87,7 @@ class Meta:
     def _tokenize(self, raw: bytes, scope: str) -> TokenizeReply:
         executor = self._gateway.executor
         body = self._tokenize_decoder.decode(raw, TokenizeBody)
-        check_model(body.model, executor.model)
+        check_model(body.model, executor.model, self._gateway.settings)
         tokens = self._tokens(body, salt_of(scope, body.cache_salt)).tolist()
         return TokenizeReply(
             count=len(tokens),
@@ -114,6 +123,6 @@ class Meta:
     def _detokenize(self, raw: bytes) -> DetokenizeReply:
         executor = self._gateway.executor
         body = self._detokenize_decoder.decode(raw, DetokenizeBody)
-        check_model(body.model, executor.model)
+        check_model(body.model, executor.model, self._gateway.settings)
         check_tokens(body.tokens, executor.model.vocab_size, "tokens")
         return DetokenizeReply(executor.detokenize(body.tokens))

@@ -12,10 +12,11 @@ UNBOUNDED = math.inf
 MAX_TOKENS = 2**31 - 1
 
 
-def check_model(asked: str | None, model: ModelInfo) -> None:
-    """Raise `ModelNotFound` unless `asked` is the served model (or nothing)."""
-    if asked is not None and asked != model.id:
-        raise ModelNotFound(asked, model.id)
+def check_model(asked: str | None, model: ModelInfo, settings: GatewaySettings) -> None:
+    """Raise `ModelNotFound` unless `asked` is a name that the served model answers to (or nothing)."""
+    if asked is None or asked == model.id or settings.any_model or asked in settings.model_aliases:
+        return
+    raise ModelNotFound(asked, model.id)
 
 
 def in_range(name: str, value: float | None, default: float, low: float, high: float) -> float:
@@ -89,12 +90,17 @@ def stop_tokens(body: GenerationBody, vocab_size: int) -> tuple[int, ...]:
     return tuple(given)
 
 
-def completion_limit(limit: int, prompt_tokens: int, max_tokens: int | None, *, default: int | None, param: str) -> int:
+def completion_limit(
+    limit: int, prompt_tokens: int, max_tokens: int | None, *, default: int | None, param: str, clip: bool = False
+) -> int:
     """How many tokens may be generated after `prompt_tokens`, given the model's `limit` for both.
 
-    `max_tokens` None means `default`, cut to what is left (None: all that is left). Raises `ContextOverflow`.
+    `max_tokens` None means `default`, cut to what is left (None: all that is left). `clip` cuts `max_tokens` itself so.
+    Raises `ContextOverflow`.
     """
     left = limit - prompt_tokens
+    if clip and max_tokens is not None:
+        max_tokens = min(max_tokens, max(left, 1))
     if left < 1 or (max_tokens is not None and max_tokens > left):
         raise ContextOverflow(limit, prompt_tokens, max_tokens, param)
     if max_tokens is not None:

@@ -38,11 +38,13 @@ def finite(logprob: float) -> float:
 class Finish:
     """How one choice ended. `reason` is OpenAI's: `tool_calls` for a turn that ended by itself and called tools.
 
-    `stopped_by` is the stop string or requested stop token that ended it, if one did.
+    `stopped_by` is the stop string or requested stop token that ended it, if one did. `thinking_tokens` are those up to
+    the last piece of thinking.
     """
 
     reason: str
     stopped_by: str | int | None
+    thinking_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -156,16 +158,21 @@ class EventStream:
 
 
 class _Choice:
-    """One choice as it is read: its reader, and whether it called a tool."""
+    """One choice as it is read: its reader, whether it called a tool, and how many tokens it thought."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._called = False
+        self._tokens = 0
+        self._thinking_tokens = 0
 
-    def feed(self, text: str) -> Sequence[Part]:
-        return self._noted(self._reader.feed(text))
+    def feed(self, delta: Delta) -> Sequence[Part]:
+        self._tokens += len(delta.tokens)
+        return self._noted(self._reader.feed(delta.text))
 
     def _noted(self, parts: Sequence[Part]) -> Sequence[Part]:
+        if parts and isinstance(parts[-1], Thinking):
+            self._thinking_tokens = self._tokens
         if not self._called:
             self._called = any(isinstance(part, CallBegun) for part in parts)
         return parts
@@ -178,7 +185,7 @@ class _Choice:
             raise Internal("The engine failed while it generated this turn; send it again.")
         rest = self._noted(self._reader.end())
         called = self._called and ended.reason is EndReason.STOP
-        return rest, Finish(TOOL_CALLS if called else ended.reason.value, ended.stopped_by)
+        return rest, Finish(TOOL_CALLS if called else ended.reason.value, ended.stopped_by, self._thinking_tokens)
 
 
 async def stream_turns(turns: Turns, asked: Asked, out: EventStream) -> None:
@@ -192,7 +199,7 @@ async def stream_turns(turns: Turns, asked: Asked, out: EventStream) -> None:
         async for at, event in events:
             usage = meter.of(at) if asked.continuous_usage else None
             if isinstance(event, Delta):
-                await out.send(reply.delta(at, choices[at].feed(event.text), event, usage))
+                await out.send(reply.delta(at, choices[at].feed(event), event, usage))
             elif isinstance(event, Placed):
                 await out.send(reply.placed(at, meter.of(at)))
             elif isinstance(event, Ended):
@@ -215,7 +222,7 @@ async def answer_whole(turns: Turns, asked: Asked, send: Send) -> None:
         async for at, event in events:
             outcome, choice = outcomes[at], choices[at]
             if isinstance(event, Delta):
-                outcome.parts += choice.feed(event.text)
+                outcome.parts += choice.feed(event)
                 outcome.logprobs += event.logprobs
             elif isinstance(event, Ended):
                 rest, outcome.finish = choice.finish(event)

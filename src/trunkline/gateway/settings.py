@@ -15,6 +15,7 @@ class GatewaySettings:
     prefixes and see each other's runs. `request_timeout_s` bounds one request from body to last byte (None: no bound).
     `normalize` names the client noise that is held still (`gateway/noise.py`).
     Bodies up to `inline_body_bytes` are parsed and tokenized on the event loop, larger ones in a thread.
+    `model_aliases` are further names that the served model answers to; with `any_model` it answers to every name.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -29,3 +30,5 @@ class GatewaySettings:
     max_top_logprobs: int = 20
     request_timeout_s: float | None = None
     drain_timeout_s: float = 30.0
+    model_aliases: tuple[str, ...] = ()
+    any_model: bool = False

@@ -70,6 +70,7 @@ class ChatBody(GenerationBody, kw_only=True):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -264,13 +265,17 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One model, with vLLM's `max_model_len`."""
+    """One model, with vLLM's `max_model_len`; the last four fields are Anthropic's (`created_at` in RFC 3339)."""
 
     id: str
     object: str = "model"
     created: int
     owned_by: str = "trunkline"
     max_model_len: int
+    type: str = "model"
+    display_name: str
+    created_at: str
+    max_input_tokens: int
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -278,6 +283,9 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
     object: str = "list"
     data: list[ModelCard]
+    has_more: bool = False
+    first_id: str
+    last_id: str
 
 
 class TokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
