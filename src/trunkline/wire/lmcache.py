@@ -72,7 +72,7 @@ def _run(session: str, requests: Sequence[_Request]) -> RunTrace:
             )
         )
         history, before = messages, request
-    return RunTrace(id=session, source="lmcache", turns=tuple(turns))
+    return RunTrace(id=session, source="lmcache", begin_ms=requests[0].timestamp / 1e3, turns=tuple(turns))
 
 
 def _messages(text: str, history: Sequence[Message], before: _Request | None) -> list[Message]:

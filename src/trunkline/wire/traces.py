@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
+import numpy as np
 
+from trunkline.core.types import Ints
 from trunkline.wire.records import TurnRow
 
 
@@ -285,6 +287,15 @@ def added(prompt: Prompt) -> list[Symbol]:
     if isinstance(prompt, BlocksPrompt):
         return [block for first, count in prompt.add for block in range(first, first + count)]
     return list(prompt.add)
+
+
+def id_runs(ids: Sequence[int] | Ints) -> list[tuple[int, int]]:
+    """Ids as runs of (first, count), as `BlocksPrompt.add` holds them."""
+    array = np.asarray(ids, np.int64)
+    if not len(array):
+        return []
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(array) != 1) + 1))
+    return list(zip(array[starts].tolist(), np.diff(starts, append=len(array)).tolist(), strict=True))
 
 
 def size(prompt: Prompt) -> int:

@@ -63,7 +63,7 @@ class _Blocks:
         differ = np.flatnonzero(self._ids[:shared] != now[:shared])
         keep = int(differ[0]) if len(differ) else shared
         self.count, self._ids = len(now), now
-        return keep, _compress(now[keep:])
+        return keep, id_runs(now[keep:])
 
 
 _decode = msgspec.json.Decoder(_Session).decode
@@ -177,11 +177,3 @@ def _kind(request: _Request) -> TurnKind:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 3)
-
-
-def _compress(ids: Ints) -> list[tuple[int, int]]:
-    """Ids as runs of (first, count)."""
-    if not len(ids):
-        return []
-    starts = np.concatenate(([0], np.flatnonzero(np.diff(ids) != 1) + 1))
-    return list(zip(ids[starts].tolist(), np.diff(starts, append=len(ids)).tolist(), strict=True))
