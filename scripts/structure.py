@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "engine": {"engine", "core", "wire"},
     "gateway": {"gateway", "core", "wire"},
     "bench": {"bench", "wire", "core.types"},
+    "trace": {"trace", "wire"},
     "config": {"config", "core.types", "wire.noise"},
 }
 """Rooms of the package and what of ours they may import. `cli` may import everything and is imported by nobody."""

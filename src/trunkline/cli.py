@@ -3,7 +3,7 @@
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
@@ -27,8 +27,11 @@ from trunkline.gateway.responses.store import ResponseStore
 from trunkline.gateway.rundb import RecordsError, RunReader, open_reader
 from trunkline.gateway.server import listen, run_server
 from trunkline.gateway.settings import GatewaySettings
+from trunkline.trace import command as trace
 from trunkline.wire import tables
 from trunkline.wire.journal import Journal
+from trunkline.wire.records import RunView
+from trunkline.wire.traces import TraceError
 
 RECORDS_FILE = "runs.sqlite"
 RESPONSES_FILE = "responses.sqlite"
@@ -43,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return int(args.run(args))
-    except (ConfigError, EngineError, RecordsError) as error:
+    except (ConfigError, EngineError, RecordsError, TraceError) as error:
         print(f"trunkline: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
@@ -76,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("bench", help="replay agent runs against any OpenAI-compatible server")
     bench.add_arguments(replay)
     replay.set_defaults(run=bench.run)
+    trace.add_commands(commands.add_parser("trace", help="import, count, cut and export agent traces"), recorded_runs)
     return root
 
 
@@ -252,7 +256,7 @@ def _say(text: str) -> None:
 
 def show_runs(args: argparse.Namespace) -> int:
     """Print the latest runs."""
-    with _reader(args) as reader:
+    with _reader(args.data_dir) as reader:
         rows = reader.runs(None, args.limit)
     print(_json(rows) if args.json else tables.runs_table(rows))
     return 0
@@ -260,7 +264,7 @@ def show_runs(args: argparse.Namespace) -> int:
 
 def show_run(args: argparse.Namespace) -> int:
     """Print one run, turn by turn."""
-    with _reader(args) as reader:
+    with _reader(args.data_dir) as reader:
         view = reader.run(None, args.id)
     if view is None:
         raise ConfigError(f"no run {args.id!r} here; `trunkline runs` lists them")
@@ -274,8 +278,16 @@ def show_run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _reader(args: argparse.Namespace) -> "closing[RunReader]":
-    folder = args.data_dir or config.default_data_dir()
+def recorded_runs(data_dir: Path | None, limit: int) -> Iterator[RunView]:
+    """The latest `limit` runs that a server recorded, whole."""
+    with _reader(data_dir) as reader:
+        for row in reader.runs(None, limit):
+            if (view := reader.run(None, row.id)) is not None:
+                yield view
+
+
+def _reader(data_dir: Path | None) -> "closing[RunReader]":
+    folder = data_dir or config.default_data_dir()
     try:
         return closing(open_reader(folder / RECORDS_FILE))
     except FileNotFoundError as error:

@@ -8,11 +8,12 @@ import io
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from trunkline.wire.chats import stem, trace_files
-from trunkline.wire.traces import BlocksPrompt, RunTrace, TraceError, TurnTrace, id_runs, read_lines
+from trunkline.wire.traces import MAX_ID, BlocksPrompt, RunTrace, TraceError, TurnTrace, id_runs, read_lines
 
 MOONCAKE_BLOCK = 512
 AZURE_BLOCK = 64
@@ -25,7 +26,7 @@ class _Request(msgspec.Struct):
     timestamp: float
     input_length: int
     output_length: int
-    hash_ids: list[int]
+    hash_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=MAX_ID)]]
 
 
 _decode = msgspec.json.Decoder(_Request).decode

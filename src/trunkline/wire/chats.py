@@ -72,17 +72,12 @@ class ChatMessage(msgspec.Struct):
         """As traces have it."""
         parts = self.content if isinstance(self.content, list) else self.parts or []
         text = self.content if isinstance(self.content, str) else "".join(map(_part_text, parts))
-        calls = [ToolCall(call.id or "", call.function.name, _json(call.function.arguments)) for call in _calls(self)]
-        calls += [
-            ToolCall(part.id or "", part.name, _json(part.arguments)) for part in parts if part.type == "tool_call"
-        ]
+        named = [(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or []]
+        named += [(part.id, part.name, part.arguments) for part in parts if part.type == "tool_call"]
+        calls = [ToolCall(call or "", name, _json(arguments)) for call, name, arguments in named]
         answered = [part.id or "" for part in parts if part.type == "tool_call_response"]
         answers = self.tool_call_id or next(iter(self.tool_call_ids or answered), "")
         return Message(self.role, text, tuple(calls), answers, self.name or "")
-
-
-def _calls(message: ChatMessage) -> list[_Call]:
-    return message.tool_calls or []
 
 
 def _part_text(part: _Part) -> str:

@@ -1,15 +1,15 @@
 """Reads OpenTelemetry traces of agents: spans with GenAI attributes, as inference-perf stores them (JSON).
 
-A session is the spans of one conversation (a session or conversation id, else the trace). Spans tell times, not who waited
-for whom; the shape is read from the times:
+A session is the spans of one conversation (a session or conversation id, else the trace). Spans tell times, not who
+waited for whom; the shape is read from the times:
 
     time -->   [ plan ]                        [ merge ] [ ask ]      turns of the root, alone in their time
                         [ a1 ]  [ a2 ]                                a sub-agent of two turns
                           [ b1 ]                                      spans that overlap are different agents
 
-Spans that overlap, directly or through others, are sub-agents. They fork after the root's turn before them and the root's
-next turn waits for them all. Within such a group a span continues the agent whose prompt it extends; else an agent with
-the same parent span that had ended.
+Spans that overlap, directly or through others, are sub-agents. They fork after the root's turn before them, and the
+root's next turn waits for them all. Within such a group a span continues the agent whose prompt it extends; else an
+agent with the same parent span that had ended.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,20 +69,20 @@ def read_otel(path: Path) -> Iterator[RunTrace]:
         trace = read_whole(file, _Trace, "an OpenTelemetry trace with `spans`")
         sessions: dict[str, list[_Call]] = {}
         for number, span in enumerate(trace.spans):
-            attributes = span.attributes
-            if (
-                "gen_ai.input.messages" not in attributes
-                or attributes.get("gen_ai.operation.name", "chat") not in CHATS
-            ):
+            if not _generates(span.attributes):
                 continue  # an agent's or a tool's span
             try:
                 call = _call(span)
             except (ValueError, msgspec.MsgspecError) as error:
                 raise TraceError(file, 1, f"span {number} ({span.span_id!r}) cannot be read: {error}") from error
-            named = next((str(attributes[key]) for key in SESSION_KEYS if attributes.get(key)), None)
+            named = next((str(span.attributes[key]) for key in SESSION_KEYS if span.attributes.get(key)), None)
             sessions.setdefault(named or span.trace_id or trace.trace_id or stem(file), []).append(call)
         for name, calls in sessions.items():
             yield from _session(f"{stem(file)}/{name}", sorted(calls, key=lambda call: (call.start_ms, call.end_ms)))
+
+
+def _generates(attributes: Mapping[str, Any]) -> bool:
+    return "gen_ai.input.messages" in attributes and attributes.get("gen_ai.operation.name", "chat") in CHATS
 
 
 def _call(span: _Span) -> _Call:

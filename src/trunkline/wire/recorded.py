@@ -1,16 +1,16 @@
 """Makes run traces of run records: what a server noted of its runs, without their text.
 
-Records keep lengths, times and how much was shared, not the prompts. What a prompt is made of is derived, token by token
-(blocks of one token, all runs in one id space):
+Records keep lengths, times and how much was shared, not the prompts. What a prompt is made of is derived, token by
+token (blocks of one token, all runs in one id space):
 
     turn 0   [shared with an earlier run's first prompt][own]
     turn 1   [prompt of turn 0][answer of turn 0][own]              where all of it could be reused
              [the part of that that could be reused][own]           where the history was edited, or rewritten shorter
     a branch [its parent's trajectory, as far as it could be reused][own]
 
-`reusable_tokens` tells how far a prompt followed what had arrived before. It does not tell whose prompt that was: a root's
-first prompt is taken to follow the latest earlier root that is long enough. Whether a parent waited for a branch is read
-from the times: its next turn that came after the branch had ended is taken to have waited.
+`reusable_tokens` tells how far a prompt followed what had arrived before. It does not tell whose prompt that was: a
+root's first prompt is taken to follow the latest earlier root that is long enough. Whether a parent waited for a branch
+is read from the times: its next turn that came after the branch had ended is taken to have waited.
 """
 
 import re
@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from trunkline.wire.records import RunView, TurnRow
-from trunkline.wire.traces import MAX_ID, BlocksPrompt, Fork, RunTrace, TraceError, TurnTrace
+from trunkline.wire.traces import MAX_ID, BlocksPrompt, Fork, RunTrace, TraceError, TurnTrace, open_trace
 
 SPACE = "records"
 NOTE = "prompts are derived from recorded lengths: shared heads and joins are assumed (see docs/traces.md)"

@@ -1,8 +1,8 @@
 """Reads tau-bench runs: a tool-calling agent serves a simulated customer; each run has a task, a trial and a reward.
 
-Files are JSON lines, or one JSON array as the benchmark writes them. The tools of a domain are read from `tools_DOMAIN.json`
-beside the file, where DOMAIN is a word of the file's name. There are no times. Few-shot files (`messages_display`) are
-chats whose tool calls were left out; they have no task.
+Files are JSON lines, or one JSON array as the benchmark writes them. The tools of a domain are read from
+`tools_DOMAIN.json` beside the file, where DOMAIN is a word of the file's name. There are no times. Few-shot files
+(`messages_display`) are chats whose tool calls were left out; they have no task.
 """
 
 import re

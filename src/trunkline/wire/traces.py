@@ -220,13 +220,23 @@ def read_runs(path: Path) -> Iterator[RunTrace]:
 
 
 def write_runs(path: Path, runs: Iterable[RunTrace]) -> int:
-    """Write runs, gzip if the name ends in `.gz`; returns how many."""
+    """Write runs, gzip if the name ends in `.gz`; returns how many. The file appears whole or not at all."""
     count = 0
-    with gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb") as file:
-        for run in runs:
-            file.write(_encode(run) + b"\n")
-            count += 1
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with gzip.open(part, "wb") if path.suffix == ".gz" else part.open("wb") as file:
+            for run in runs:
+                file.write(encode_run(run))
+                count += 1
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     return count
+
+
+def encode_run(run: RunTrace) -> bytes:
+    """A run as a line of a trace file."""
+    return _encode(run) + b"\n"
 
 
 def read_sessions(runs: Iterable[RunTrace]) -> Iterator[Session]:

@@ -7,12 +7,27 @@ its tail. A sub-agent's `t` is the moment it ended, or the moment it was launche
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from trunkline.core.types import Ints
-from trunkline.wire.traces import BlocksPrompt, Fork, RunTrace, TraceError, TurnKind, TurnTrace, open_trace, read_lines
+from trunkline.wire.traces import (
+    MAX_ID,
+    BlocksPrompt,
+    Fork,
+    RunTrace,
+    TraceError,
+    TurnKind,
+    TurnTrace,
+    id_runs,
+    open_trace,
+    read_lines,
+)
+
+BlockId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_ID)]
+Count = Annotated[int, msgspec.Meta(ge=1, lt=MAX_ID)]
 
 
 class _Request(msgspec.Struct, rename={"input_tokens": "in", "output_tokens": "out"}):
@@ -24,9 +39,9 @@ class _Request(msgspec.Struct, rename={"input_tokens": "in", "output_tokens": "o
     output_tokens: int = 0
     model: str = ""
     stop: str = ""
-    hash_ids: list[int] | None = None
+    hash_ids: list[BlockId] | None = None
     keep: int = 0
-    add: list[tuple[int, int]] = []
+    add: list[tuple[BlockId, Count]] = []
     input_types: list[str] = []
     think_time: float | None = None
     api_time: float | None = None
