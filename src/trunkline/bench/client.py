@@ -119,13 +119,16 @@ class Endpoint:
             answer = await self._json("POST", "/tokenize", {"prompt": text, "add_special_tokens": False})
         return list(answer["tokens"])
 
-    async def tokenize_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of the prompt that the server's chat template makes of `messages`."""
+    async def tokenize_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """Token ids of the prompt that the server's chat template makes of `messages` and `tools`."""
+        chat = {"messages": messages} | ({"tools": tools} if tools else {})
         if await self._is_llama_server():
-            prompt = (await self._json("POST", "/apply-template", {"messages": messages}))["prompt"]
+            prompt = (await self._json("POST", "/apply-template", chat))["prompt"]
             special = {"content": prompt, "add_special": True, "parse_special": True}
             return list((await self._json("POST", "/tokenize", special))["tokens"])
-        answer = await self._json("POST", "/tokenize", {"messages": messages, "add_generation_prompt": True})
+        answer = await self._json("POST", "/tokenize", chat | {"add_generation_prompt": True})
         return list(answer["tokens"])
 
     async def _is_llama_server(self) -> bool:

@@ -17,19 +17,18 @@ from trunkline.bench.fit import fit
 from trunkline.bench.replay import DEFAULT_OUTPUT_TOKENS, Form, History, Replay, ReplaySettings
 from trunkline.bench.report import Summary, show, summarize
 from trunkline.bench.reuse import count_reusable
-from trunkline.wire.lmcache import read_lmcache
+from trunkline.wire.formats import AUTO, FORMATS, read_trace_sessions
 from trunkline.wire.reshape import scale
-from trunkline.wire.traces import RunTrace, Session, read_runs, read_sessions
-from trunkline.wire.weka import read_weka
-
-READERS = {"trunkline": read_runs, "weka": read_weka, "lmcache": read_lmcache}
+from trunkline.wire.traces import Session
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="server address (default: %(default)s)")
     parser.add_argument("--trace", type=Path, required=True, help="trace file, or a folder of them")
-    parser.add_argument("--format", choices=READERS, default="trunkline", help="trace format (default: %(default)s)")
+    parser.add_argument(
+        "--format", choices=[AUTO, *FORMATS], default=AUTO, help="trace format (default: told by content)"
+    )
     parser.add_argument("--scale", type=int, default=1, help="divide block, input and output sizes by this")
     parser.add_argument("--scale-output", type=int, help="divide outputs by this instead")
     parser.add_argument("--runs", type=int, help="replay at most this many sessions")
@@ -89,10 +88,11 @@ async def replay(args: argparse.Namespace) -> tuple[Summary, list[Event]]:
 
 
 def _sessions(args: argparse.Namespace) -> Iterator[Session]:
-    runs: Iterator[RunTrace] = READERS[args.format](args.trace)
-    if args.scale != 1 or args.scale_output:
-        runs = (scale(run, args.scale, args.scale_output) for run in runs)
-    return read_sessions(runs)
+    for session in read_trace_sessions(args.trace, args.format):
+        if args.scale != 1 or args.scale_output:
+            yield tuple(scale(run, args.scale, args.scale_output) for run in session)
+        else:
+            yield session
 
 
 class Progress:

@@ -29,8 +29,9 @@ async def _measure(endpoint: Endpoint, run: RunTrace, default_output: int) -> Ru
     turns = []
     for turn in run.turns:
         tokens = turn.output_tokens
-        if tokens is None and turn.output:
-            tokens = len(await endpoint.tokenize_text(turn.output))
+        if tokens is None and (turn.output or turn.calls):
+            said = [turn.output or "", *(f"{call.name} {call.arguments}" for call in turn.calls)]
+            tokens = len(await endpoint.tokenize_text("\n".join(said)))
         turns.append(msgspec.structs.replace(turn, output_tokens=max(1, tokens or default_output)))
     return msgspec.structs.replace(run, turns=tuple(turns))
 
@@ -40,10 +41,11 @@ async def _longest(endpoint: Endpoint, session: Session) -> int:
     prompts = expand_session(session)
     longest = 0
     for run in session:
+        tools = [tool.body() for tool in run.tools]
         for index, (turn, symbols) in enumerate(zip(run.turns, prompts[run.id], strict=True)):
             if isinstance(turn.prompt, MessagesPrompt):
                 messages = [symbol for symbol in symbols if isinstance(symbol, Message)]
-                prompt = len(await endpoint.tokenize_chat([message.body() for message in messages]))
+                prompt = len(await endpoint.tokenize_chat([message.body() for message in messages], tools))
             else:
                 prompt = run.prompt_tokens(index)
             longest = max(longest, prompt + (turn.output_tokens or 0))

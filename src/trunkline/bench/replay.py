@@ -60,6 +60,7 @@ class Sent:
     event: TurnEvent
     prompt: Sequence[int | Message]
     answer: str = ""
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 class Replay:
@@ -151,6 +152,7 @@ class _Player:
         headers = {self.settings.session_header: run.id} if self.settings.session_header else {}
         sent_ms = self.replay.now_ms()
         sent = Sent(TurnEvent(run=run.id, session=self.session[0].id, index=index, sent_ms=sent_ms), prompt)
+        sent.tools = body.get("tools", ())
         self.replay.sent.append(sent)  # in order of arrival: reuse is counted against what came before
         reply = await self.replay.endpoint.generate(path, body, headers)
         sent.answer = reply.text
@@ -165,11 +167,16 @@ class _Player:
         prompt = run.turns[index].prompt
         if isinstance(prompt, MessagesPrompt):
             messages = [message for message in symbols if isinstance(message, Message)]
-            return messages, "/v1/chat/completions", {"messages": [message.body() for message in messages]}
+            body: dict[str, Any] = {"messages": [message.body() for message in messages]}
+            if run.tools:
+                body["tools"] = [tool.body() for tool in run.tools]
+            return messages, "/v1/chat/completions", body
         ids = [symbol for symbol in symbols if isinstance(symbol, int)]
         if isinstance(prompt, TokensPrompt):
             return ids, "/v1/completions", {"prompt": ids}
-        content = (self.session[0].id, ids, run.block_tokens, f"{run.id} {index}", prompt.tail_tokens)
+        # A named tail is the same wherever it is named; any other is this turn's alone.
+        tail = f"{run.id} {index}" if prompt.tail_id is None else f"id {prompt.tail_id}"
+        content = (run.space or self.session[0].id, ids, run.block_tokens, tail, prompt.tail_tokens)
         if self.settings.form is Form.TOKENS:
             tokens = self.replay.filler.tokens(*content)
             return tokens, "/v1/completions", {"prompt": tokens}

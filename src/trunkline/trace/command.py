@@ -1,4 +1,4 @@
-"""The `trunkline trace` command: bring traces in, look at them, make them smaller, and export what a server recorded."""
+"""The `trunkline trace` command: bring traces in, look at them, make them smaller, export what a server recorded."""
 
 import argparse
 import sys
@@ -45,7 +45,7 @@ def add_commands(parser: argparse.ArgumentParser, records: Records) -> None:
             epilog=ABOUT,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        added.set_defaults(run=run, records=records)
+        added.set_defaults(run=lambda args: _explained(run, args), records=records)
         return added
 
     for name, run, about in (
@@ -102,6 +102,16 @@ def _positive(text: str) -> int:
     return number
 
 
+def _explained(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """What cannot be done with a trace is told with its name."""
+    try:
+        return run(args)
+    except TraceError:
+        raise
+    except (ValueError, OSError) as error:
+        raise TraceError(getattr(args, "source", args.out), None, str(error)) from error
+
+
 def _import(args: argparse.Namespace) -> int:
     return _write(args.out, _sessions(args))
 
@@ -155,7 +165,7 @@ def _write(out: Path, sessions: Iterable[Session]) -> int:
                 turns += len(run.turns)
                 yield run
         if not count:
-            raise TraceError(out, 1, "not written: no session is left")
+            raise TraceError(out, None, "not written: no session is left")
 
     if out == STDOUT:
         written = sum(1 for run in runs() if sys.stdout.buffer.write(encode_run(run)))

@@ -29,9 +29,9 @@ def read_whole(path: Path, kind: type[T], what: str) -> T:
         with open_trace(path) as file:
             return msgspec.json.decode(file.read(), type=kind)
     except (OSError, EOFError) as error:
-        raise TraceError(path, 1, f"cannot be read: {error}") from error
+        raise TraceError(path, None, f"cannot be read: {error}") from error
     except msgspec.MsgspecError as error:
-        raise TraceError(path, 1, f"not {what}: {error}") from error
+        raise TraceError(path, None, f"not {what}: {error}") from error
 
 
 class _Part(msgspec.Struct):

@@ -50,12 +50,12 @@ FORMATS: Mapping[str, Format] = {
 def read_trace(path: Path, name: str = AUTO) -> Iterator[RunTrace]:
     """Runs of a file or folder in the format `name`, one at a time. Raises `TraceError`."""
     if not path.exists():
-        raise TraceError(path, 1, "there is no such file")
+        raise TraceError(path, None, "there is no such file")
     run = None
     for run in FORMATS[guess(path) if name == AUTO else name].read(path):
         yield run
     if run is None:
-        raise TraceError(path, 1, "it holds no run")
+        raise TraceError(path, None, "it holds no run")
 
 
 def read_trace_sessions(path: Path, name: str = AUTO) -> Iterator[Session]:
@@ -65,7 +65,7 @@ def read_trace_sessions(path: Path, name: str = AUTO) -> Iterator[Session]:
     except TraceError:
         raise
     except ValueError as error:
-        raise TraceError(path, 1, str(error)) from error
+        raise TraceError(path, None, str(error)) from error
 
 
 def guess(path: Path) -> str:
@@ -75,7 +75,7 @@ def guess(path: Path) -> str:
         if name := _guess(file):
             return name
     names = ", ".join(FORMATS)
-    raise TraceError(path, 1, f"its format cannot be told from its content; say which with --format: {names}")
+    raise TraceError(path, None, f"its format cannot be told from its content; say which with --format: {names}")
 
 
 def _guess(file: Path) -> str | None:
@@ -85,12 +85,12 @@ def _guess(file: Path) -> str | None:
             if line.strip().decode("utf-8-sig", "replace") == AZURE_HEADER:
                 return "azure"
             if line.startswith(b"SQLite format 3\0"):
-                raise TraceError(file, 1, "a server's records: read them with `trunkline trace export --data-dir`")
+                raise TraceError(file, None, "a server's records: read them with `trunkline trace export --data-dir`")
             value = _json(line)
             if value is None:
                 value = _json(line + opened.read(GUESS_BYTES))
     except (OSError, EOFError) as error:
-        raise TraceError(file, 1, f"cannot be read: {error}") from error
+        raise TraceError(file, None, f"cannot be read: {error}") from error
     if isinstance(value, list) and value:
         value = value[0]
     if not isinstance(value, dict):

@@ -74,7 +74,7 @@ def read_otel(path: Path) -> Iterator[RunTrace]:
             try:
                 call = _call(span)
             except (ValueError, msgspec.MsgspecError) as error:
-                raise TraceError(file, 1, f"span {number} ({span.span_id!r}) cannot be read: {error}") from error
+                raise TraceError(file, None, f"span {number} ({span.span_id!r}) cannot be read: {error}") from error
             named = next((str(span.attributes[key]) for key in SESSION_KEYS if span.attributes.get(key)), None)
             sessions.setdefault(named or span.trace_id or trace.trace_id or stem(file), []).append(call)
         for name, calls in sessions.items():

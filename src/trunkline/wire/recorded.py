@@ -38,7 +38,7 @@ def read_records(path: Path) -> Iterator[RunTrace]:
         with open_trace(path) as file:
             values = [value for value in _VALUE.split(file.read()) if value.strip()]
     except (OSError, EOFError) as error:
-        raise TraceError(path, 1, f"cannot be read: {error}") from error
+        raise TraceError(path, None, f"cannot be read: {error}") from error
     line, views = 1, []
     for value in values:
         try:

@@ -38,7 +38,7 @@ def read_swe_agent(path: Path) -> Iterator[RunTrace]:
         given = [bool(entry.is_demo) for entry in read.history]
         turns = list(chat_turns([entry.message() for entry in read.history], given))
         if not turns:
-            raise TraceError(file, 1, "a SWE-agent trajectory without an answer of the model")
+            raise TraceError(file, None, "a SWE-agent trajectory without an answer of the model")
         yield RunTrace(
             id=stem(file), kind="swe-agent", source="swe_agent", turns=tuple(_timed(turns, read.trajectory)), note=NOTE
         )

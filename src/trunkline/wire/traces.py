@@ -18,10 +18,10 @@ from trunkline.wire.records import TurnRow
 
 
 class TraceError(ValueError):
-    """A trace file that cannot be read, with the file, the line (counted from 1) and what is wrong there."""
+    """A trace file that cannot be read or made: the file, what is wrong, and the line if it is one's (from 1)."""
 
-    def __init__(self, path: Path, line: int, problem: str) -> None:
-        super().__init__(f"{path}:{line}: {problem}")
+    def __init__(self, path: Path, line: int | None, problem: str) -> None:
+        super().__init__(f"{path}: {problem}" if line is None else f"{path}:{line}: {problem}")
         self.path, self.line, self.problem = path, line, problem
 
 
