@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "wire": {"core", "wire"},
     "engine": {"engine", "core", "wire"},
     "gateway": {"gateway", "core", "wire"},
+    "sim": {"sim", "core", "wire"},
     "bench": {"bench", "wire", "core.types"},
     "trace": {"trace", "wire"},
     "config": {"config", "core.types", "wire.noise"},

@@ -27,6 +27,7 @@ from trunkline.gateway.responses.store import ResponseStore
 from trunkline.gateway.rundb import RecordsError, RunReader, open_reader
 from trunkline.gateway.server import listen, run_server
 from trunkline.gateway.settings import GatewaySettings
+from trunkline.sim import command as sim
 from trunkline.trace import command as trace
 from trunkline.wire import tables
 from trunkline.wire.journal import Journal
@@ -79,8 +80,20 @@ def parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("bench", help="replay agent runs against any OpenAI-compatible server")
     bench.add_arguments(replay)
     replay.set_defaults(run=bench.run)
+    simulate = commands.add_parser(
+        "sim", help="simulate a node on a trace: how many agents, and what happens past that"
+    )
+    sim.add_arguments(simulate, _size)
+    simulate.set_defaults(run=sim.run)
     trace.add_commands(commands.add_parser("trace", help="import, count, cut and export agent traces"), recorded_runs)
     return root
+
+
+def _size(text: str) -> int:
+    try:
+        return config.parse_size(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 # --- serve ----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from trunkline.core import actions as act
 from trunkline.core.facts import MoveTiming, StepDone, TurnArrived, TurnEnded
 from trunkline.core.invariants import check
 from trunkline.core.policy import Core
+from trunkline.core.turns import Phase
 from trunkline.core.types import CoreSettings, EndReason, MemoryKind, Prompt, RunOrigin, TurnRecord
 
 
@@ -101,7 +102,8 @@ class FakeEngine:
         if plan.moves or plan.calls:
             done = StepDone(at_ms=self.now_ms, plan=plan.seq, moves=moves, calls_ms=tuple(times))
             self.apply_actions(self.core.handle(done))
-        self._promised = plan if plan.repeat > 1 else None
+        waiting = any(turn.phase is Phase.PREFILL for turn in self.core.state.turns.values())
+        self._promised = plan if plan.repeat > 1 and not waiting else None
         for turn, ok in sampled:
             if not ok:
                 self.end(turn, EndReason.FAILED)

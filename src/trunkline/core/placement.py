@@ -133,7 +133,8 @@ class Placement:
         cost = self._costs.move_ms(end * self._settings.bytes_per_token) if load else 0.0
         if slot.leaf is not None and slot.held:
             whole = self._costs.move_ms(slot.held * self._settings.bytes_per_token)
-            lost = [node for node in slot.nodes() if node.id not in _ids(live) and not node.host]
+            kept = _ids(live)
+            lost = [node for node in slot.nodes() if node.id not in kept and not node.host]
             cost += whole if any(self._retention.worth_saving(node, now_ms) for node in lost) else 0.0
             if slot.id in wanted and slot.id != turn.likely_slot:
                 cost += self._costs.prefill_whole_ms(slot.held, 0, self._settings.max_slice_tokens)

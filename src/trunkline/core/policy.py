@@ -108,7 +108,7 @@ class Core:
                 self._prefilled(call, ms, fact.at_ms)
             elif ms >= 0 and isinstance(call, Decode):
                 self._decoded(call, ms, fact.repeats)
-        self.state.scheduler.observed(step, sum(ms for ms in fact.calls_ms if ms > 0) / fact.repeats)
+        self.state.scheduler.observed(step, sum(ms for ms in fact.calls_ms if ms > 0) / fact.repeats, fact.repeats)
         return actions
 
     def _prefilled(self, call: Prefill, ms: float, at_ms: float) -> None:
@@ -141,24 +141,23 @@ class Core:
         placed = [turn for turn in self.state.turns.values() if turn.slot is not None]
         step = self.state.scheduler.step(placed, now_ms, short_step_due=self._short_step_due(now_ms))
         moves, deaths = tuple(ledger.moves), tuple(ledger.deaths)
-        repeat = 1 if moves else self._repeat(placed)
+        repeat = 1 if moves else self._repeat(step, placed)
         plan = StepPlan(self._next_plan, now_ms, moves, step.calls, deaths, step.predicted_ms, repeat)
         if plan.moves or plan.calls:
             self._next_plan += 1
             self._plan = (plan, step)
         return plan
 
-    def _repeat(self, placed: list[Turn]) -> int:
-        """How many times a step will be planned the same way if nothing but its own calls happens.
+    def _repeat(self, step: Step, placed: list[Turn]) -> int:
+        """How many steps are expected to be planned this way if nothing but their own calls happens.
 
-        While every placed turn decodes, only a free slot and the clock together could change the plan: a slot kept free
-        is given to a queued turn after a while.
+        A slot that is kept free for a while is given to a queued turn later, so nothing holds while there is one.
         """
-        if not placed or any(turn.phase is not Phase.DECODE for turn in placed):
+        decoding = [turn for turn in placed if turn.phase is Phase.DECODE]
+        if not decoding or len(placed) < min(len(self.state.turns), len(self.state.slots)):
             return 1
-        if len(placed) < min(len(self.state.turns), len(self.state.slots)):
-            return 1
-        return max(1, min(turn.fact.max_new_tokens - turn.generated for turn in placed))
+        ends = min(turn.fact.max_new_tokens - turn.generated for turn in decoding)
+        return max(1, ends if step.holds is None else min(step.holds, ends))
 
     def _place_queued(self, ledger: Ledger, now_ms: float) -> None:
         queued = [turn for turn in self.state.turns.values() if turn.phase is Phase.QUEUED]

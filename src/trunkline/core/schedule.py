@@ -13,6 +13,7 @@ a short step alone, and a stream of short steps cannot starve a prefill.
 The rival, `Order.FCFS`, gives each step to the oldest prompt in the largest slice, then decodes.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -33,17 +34,22 @@ HOLD_STEPS = 2
 """Steps that decodes wait while several quick prompts are being computed."""
 LONE_BUDGETS = 10.0
 """Longest slice, in step budgets, while nobody decodes and no short step is due."""
+MANY_STEPS = 1 << 30
 AGEING = 0.5
 """Milliseconds of expected prefill that a millisecond of waiting is worth when prefills are ordered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Calls in order, and what they are expected to take. `credit_ms` is the account after them."""
+    """Calls in order, and what they are expected to take. `credit_ms` is the account after them.
+
+    `holds`: how many steps in a row are expected to be this one (None: until a turn comes or goes).
+    """
 
     calls: tuple[Call, ...]
     predicted_ms: float
     credit_ms: float
+    holds: int | None = 1
 
 
 class Scheduler:
@@ -61,9 +67,9 @@ class Scheduler:
         prefilling = [turn for turn in turns if turn.phase is Phase.PREFILL]
         if self._settings.order is Order.FCFS:
             slices = [self._slice(t, self._settings.max_slice_tokens) for t in sorted(prefilling, key=_age)[:1]]
-            return self._step(slices, decoding, 0.0)
+            return replace(self._step(slices, decoding, 0.0), holds=1 if slices else None)
         if not prefilling:
-            return self._step([], decoding, 0.0)
+            return replace(self._step([], decoding, 0.0), holds=None)
         ordered = sorted(prefilling, key=lambda turn: self._urgency(turn, now_ms))
         quick = [turn for turn in ordered if self._is_quick(turn)]
         if not quick:
@@ -82,10 +88,13 @@ class Scheduler:
         start = turn.computed if turn.phase is not Phase.QUEUED else turn.likely_held
         return self._costs.prefill_whole_ms(turn.prompt_tokens - start, start, self._settings.max_slice_tokens)
 
-    def observed(self, predicted: Step, ms: float) -> None:
-        """The step was applied and took `ms`."""
+    def observed(self, predicted: Step, ms: float, repeats: int = 1) -> None:
+        """The step was applied, `repeats` times if it held so long, and took `ms` each time."""
+        if predicted.holds is None:
+            self._credit_ms = predicted.credit_ms  # nobody waits for a share
+            return
         scale = ms / predicted.predicted_ms if predicted.predicted_ms > 0 else 1.0
-        self._credit_ms += (predicted.credit_ms - self._credit_ms) * min(2.0, scale)
+        self._credit_ms += (predicted.credit_ms - self._credit_ms) * min(2.0, scale) * repeats
 
     def _urgency(self, turn: Turn, now_ms: float) -> tuple[float, int]:
         return self.prefill_ms(turn) - AGEING * (now_ms - turn.fact.at_ms), turn.id
@@ -131,11 +140,22 @@ class Scheduler:
         if not decoding:
             return self._step([part], [], max(0.0, self._credit_ms - slice_ms))
         aside = self.prefill_ms(turn) > LONG_BUDGETS * budget and any(self.is_short(other) for other in decoding)
-        if self._credit_ms >= (DEFER_BUDGETS * budget if aside else slice_ms):
+        price = DEFER_BUDGETS * budget if aside else slice_ms
+        if self._credit_ms >= price:
             return self._step([part], decoding, self._credit_ms - slice_ms)
         share = self._settings.prefill_share if aside else EVEN_SHARE
         step = self._step([], decoding, self._credit_ms)
-        return replace(step, credit_ms=self._earned(step.predicted_ms, share))
+        earned = self._earned(step.predicted_ms, share)
+        gain_ms = earned - self._credit_ms
+        steps = math.ceil((price - self._credit_ms) / gain_ms) if gain_ms > 0 else MANY_STEPS
+        changes = [self._short_changes_in(other) for other in decoding]
+        return replace(step, credit_ms=earned, holds=min(steps, *changes))
+
+    def _short_changes_in(self, turn: Turn) -> int:
+        """After how many more tokens a decoding turn may count as short no more, or count as short at last."""
+        short = self._settings.short_tokens
+        edges = (short + 1 - turn.generated, turn.expected_tokens - short - turn.generated)
+        return min((edge for edge in edges if edge > 0), default=MANY_STEPS)
 
     def _earned(self, ms: float, share: float) -> float:
         """The credit after a waiting prefill let others have `ms`."""
