@@ -137,12 +137,12 @@ def spread(ms: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Measure ours, then llama-server."""
+    """Measure ours, then the others."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     servers.add_arguments(parser)
     parser.add_argument("--steps", type=int, default=40, help="least number of steps a phase (default: %(default)s)")
     parser.add_argument("--baseline-prefills", type=int, default=2, help="prefills of phase 3 (default: %(default)s)")
-    parser.add_argument("--only", choices=["trunkline", "llama-server"], help="measure one side")
+    parser.add_argument("--only", choices=["trunkline", "llama-server", "vllm"], help="measure one side")
     args = parser.parse_args()
     result: dict[str, Any] = {"machine": machine(), **servers.describe(args)}
     for side in servers.sides(args, slots=SLOTS, ctx=CTX, host_mib=HOST_MIB):

