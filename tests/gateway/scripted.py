@@ -60,6 +60,8 @@ class ScriptedExecutor:
         self.script: Script = say_reply
         self.not_ready: str | None = None
         self.requests: list[TurnRequest] = []
+        self.strict_template = False
+        """Whether the template takes a system message only at the beginning, and users' and answers only in turn."""
         self.rendered: list[list[Mapping[str, Any]]] = []
         self.options: list[Mapping[str, Any]] = []
         self.aborted = 0
@@ -84,6 +86,8 @@ class ScriptedExecutor:
         self.rendered.append(list(messages))
         self.options.append(options)
         if any(message["content"] == "refuse me" for message in messages):
+            raise TemplateError("roles must alternate")
+        if self.strict_template and not _in_turn([message["role"] for message in messages]):
             raise TemplateError("roles must alternate")
         tools = "".join(f"<tool {tool['function']['name']}>" for tool in options.get("tools", ()))
         text = tools + "".join(f"<{message['role']}>{message['content']}" for message in messages)
@@ -140,6 +144,11 @@ class ScriptedExecutor:
 
     def gauges(self) -> Mapping[str, float]:
         return self.engine_gauges
+
+
+def _in_turn(roles: Sequence[str]) -> bool:
+    spoken = roles[1:] if roles and roles[0] == "system" else roles
+    return all(role == ("user", "assistant")[at % 2] for at, role in enumerate(spoken))
 
 
 async def say_reply(executor: ScriptedExecutor, request: TurnRequest, accepted: Accepted) -> AsyncIterator[TurnEvent]:

@@ -181,6 +181,17 @@ def test_plain_text_documents_are_text_and_everything_else_is_refused_by_its_pla
         assert error_of(post(gateway, messages=said), 400)["param"] == "messages[0].content[0].content[0]"
 
 
+def test_a_template_that_wants_roles_in_turn_gets_them(gateway: Served) -> None:
+    gateway.executor.strict_template = True
+    said = [*HI, {"role": "system", "content": "late"}]
+    assert prompt(gateway, system="be kind", messages=said) == "<system>be kind<user>hi\nlate<assistant>"
+    longer = [*said, {"role": "assistant", "content": "hello"}, {"role": "system", "content": "later"}]
+    told = prompt(gateway, system="be kind", messages=longer)
+    assert told == "<system>be kind<user>hi\nlate<assistant>hello<user>later<assistant>"
+    wrong = [{"role": "assistant", "content": "first"}, *HI]
+    assert error_of(post(gateway, messages=wrong), 400)["code"] == "template_error"
+
+
 def test_sampling_and_thinking_reach_the_executor(gateway: Served) -> None:
     post(
         gateway,

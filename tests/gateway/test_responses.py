@@ -181,6 +181,22 @@ def test_a_tool_loop_reaches_the_template_as_chat_messages(gateway: Served) -> N
     assert [result["tool_call_id"] for result in results] == ["c1", "c2"]
 
 
+def test_functions_in_a_namespace_have_one_name_to_the_model(gateway: Served) -> None:
+    members = [{"type": "function", "name": "spawn", "parameters": {}}, {"type": "custom", "name": "x"}]
+    tools = [{"type": "namespace", "name": "agents", "description": "d", "tools": members}]
+    call = {"type": "function_call", "call_id": "c", "namespace": "agents", "name": "spawn", "arguments": "{}"}
+    given = [{"role": "user", "content": "go"}, call, {"type": "function_call_output", "call_id": "c", "output": "1"}]
+    assert prompt(gateway, given, tools=tools) == "<tool agents__spawn><user>go<assistant><tool>1<assistant>"
+    (sent,) = gateway.executor.rendered[-1][1]["tool_calls"]
+    assert sent["function"]["name"] == "agents__spawn"
+
+
+def test_a_template_that_wants_roles_in_turn_gets_them(gateway: Served) -> None:
+    gateway.executor.strict_template = True
+    given = [{"role": "user", "content": "a"}, {"role": "developer", "content": "b"}, {"role": "user", "content": "c"}]
+    assert prompt(gateway, given, instructions="be kind") == "<system>be kind<user>a\nb\nc<assistant>"
+
+
 def test_reasoning_that_another_server_encrypted_is_left_out(gateway: Served) -> None:
     foreign = {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "gAAAA"}
     given = [{"role": "user", "content": "a"}, foreign, {"role": "assistant", "content": "b"}]

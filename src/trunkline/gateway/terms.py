@@ -1,11 +1,17 @@
-"""What APIs that are served as chat completions share: errors in their own terms, and what they leave out."""
+"""What APIs share that are served as chat completions: their own terms, what they leave out, how much to think."""
 
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from trunkline.gateway.errors import ApiError, Unsupported
+import msgspec
+
+from trunkline.gateway.chat import ChatTurn, chat_turn
+from trunkline.gateway.context import Gateway
+from trunkline.gateway.errors import ApiError, TemplateRefused, Unsupported
+from trunkline.wire.openai import ChatBody, ContentPart, Message
 
 log = logging.getLogger("trunkline.gateway")
 
@@ -60,3 +66,48 @@ def refuse_choices(n: int | None) -> None:
     """Raise `Unsupported` for more than one choice, in an API that knows only one."""
     if n is not None and n != 1:
         raise Unsupported("`n` is not supported: this API gives one answer; send the request again.", param="n")
+
+
+def with_effort(given: dict[str, Any], effort: str | None) -> dict[str, Any]:
+    """The template variables `given`, with `effort` (how much to think) where they do not say otherwise.
+
+    Templates know `reasoning_effort` (how much) or `enable_thinking` (whether); what one does not know it ignores.
+    """
+    if effort is None:
+        return given
+    thinks = {"enable_thinking": False} if effort == "none" else {}
+    return {"reasoning_effort": effort, **thinks, **given}
+
+
+def mended(messages: Sequence[Message]) -> list[Message]:
+    """The conversation for templates that take the system's word only at the beginning, and roles only in turn.
+
+    What the system says later becomes text of the user; neighbours of one role become one message. What stands before
+    the first such place stays as it is, so that a prefix stays one.
+    """
+    made: list[Message] = []
+    for message in messages:
+        late = message.role in ("system", "developer") and bool(made)
+        role = "user" if late else message.role
+        last = made[-1] if made else None
+        if role == "user" and last is not None and last.role == "user":
+            made[-1] = msgspec.structs.replace(last, content=[*_parts(last), *_parts(message)])
+        else:
+            made.append(msgspec.structs.replace(message, role=role))
+    return made
+
+
+def _parts(message: Message) -> list[ContentPart]:
+    content = message.content
+    return [ContentPart("text", content)] if isinstance(content, str) else list(content or ())
+
+
+def willing_turn(gateway: Gateway, body: ChatBody, scope: str, headers: Mapping[str, str]) -> ChatTurn:
+    """As `chat_turn`, limits clipped; where the template refuses the conversation, as `mended`."""
+    try:
+        return chat_turn(gateway, body, scope, headers, clip=True)
+    except TemplateRefused:
+        again = mended(body.messages)
+        if again == body.messages:
+            raise
+    return chat_turn(gateway, msgspec.structs.replace(body, messages=again), scope, headers, clip=True)

@@ -28,6 +28,7 @@ class Item(msgspec.Struct, omit_defaults=True, kw_only=True):
     content: str | list[ItemPart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     output: str | list[ItemPart] | None = None
     summary: list[ItemPart] | None = None
@@ -123,6 +124,7 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     id: str
     call_id: str
     name: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str
     status: str
 

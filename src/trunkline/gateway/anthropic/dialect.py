@@ -9,13 +9,13 @@ from starlette.responses import Response
 from trunkline.gateway.anthropic.reply import MessagesReply
 from trunkline.gateway.anthropic.translate import chat_body, client_tools
 from trunkline.gateway.body import BodyDecoder, read_body
-from trunkline.gateway.chat import ChatTurn, chat_turn
+from trunkline.gateway.chat import ChatTurn
 from trunkline.gateway.context import Gateway
 from trunkline.gateway.errors import ContextOverflow
 from trunkline.gateway.generate import SCOPE_KEY
 from trunkline.gateway.meta import json_response
 from trunkline.gateway.replies import Asked
-from trunkline.gateway.terms import Ignored, Terms, refuse_choices
+from trunkline.gateway.terms import Ignored, Terms, refuse_choices, willing_turn
 from trunkline.wire.anthropic import CountTokensBody, MessagesBody, TokenCount
 
 TERMS = Terms({"messages": "messages", "stop": "stop_sequences", "response_format": "output_config.format"})
@@ -49,7 +49,7 @@ class MessagesDialect:
         self._ignored.note(others)
         chat = chat_body(body)
         with TERMS.speaking([at for at, _ in own]):
-            return chat_turn(self._gateway, chat, scope, headers, clip=True)
+            return willing_turn(self._gateway, chat, scope, headers)
 
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`: the tokens of the prompt that the same request would have."""

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from trunkline.gateway.errors import InvalidRequest, MissingField, Unsupported
-from trunkline.gateway.thinking import with_effort
+from trunkline.gateway.terms import with_effort
 from trunkline.wire.anthropic import Block, CountTokensBody, InputMessage, MessagesBody, Tool, ToolChoice
 from trunkline.wire.openai import ChatBody, ContentPart, GenerationBody, Message
 

@@ -4,15 +4,14 @@ import time
 from collections.abc import Mapping
 
 from trunkline.gateway.body import BodyDecoder
-from trunkline.gateway.chat import chat_turn
 from trunkline.gateway.context import Gateway
 from trunkline.gateway.errors import InvalidRequest, MissingField, PreviousNotFound, Unsupported
 from trunkline.gateway.params import MAX_TOKENS, int_in_range
 from trunkline.gateway.replies import Asked, encode
 from trunkline.gateway.responses.reply import ResponsesReply, new_id
 from trunkline.gateway.responses.store import Stored, conversation
-from trunkline.gateway.responses.translate import ENCRYPTED, as_items, chat_body, function_tools
-from trunkline.gateway.terms import Ignored, Terms, refuse_choices
+from trunkline.gateway.responses.translate import ENCRYPTED, as_items, chat_body, functions
+from trunkline.gateway.terms import Ignored, Terms, refuse_choices, willing_turn
 from trunkline.wire.openai import ChatBody
 from trunkline.wire.responses import Item, ResponseObject, ResponsesBody
 
@@ -40,13 +39,13 @@ class ResponsesDialect:
         """From a body to a request that can run. Raises `ApiError`."""
         body = self._decoder.decode(raw, ResponsesBody)
         _refuse(body)
-        functions, others = function_tools(body.tools or ())
-        self._ignored.note(others)
+        called = functions(body.tools or ())
+        self._ignored.note(called.others)
         given = as_items(body.input)
         earlier = self._earlier(scope, body.previous_response_id)
-        with TERMS.speaking([at for at, _ in functions]):
+        with TERMS.speaking([at for at, _ in called.tools]):
             chat = chat_body(body, [*earlier, *given])
-            turn = chat_turn(self._gateway, chat, scope, headers, clip=True)
+            turn = willing_turn(self._gateway, chat, scope, headers)
         store = self._gateway.responses if body.store is not False else None
         if store is not None and not store.keeps:
             store = None
@@ -56,7 +55,13 @@ class ResponsesDialect:
                 store.put(scope, Stored(response.id, response.previous_response_id, given, encode(response)))
 
         begun = _begun(body, chat, self._gateway.executor.model.id, stored=store is not None)
-        reply = ResponsesReply(begun, self._gateway.token_text, keep, carry_thinking=ENCRYPTED in (body.include or ()))
+        reply = ResponsesReply(
+            begun,
+            self._gateway.token_text,
+            keep,
+            carry_thinking=ENCRYPTED in (body.include or ()),
+            namespaces=called.namespaces,
+        )
         return turn.asked(reply, stream=bool(body.stream))
 
     def _earlier(self, scope: str, previous: str | None) -> list[Item]:

@@ -152,8 +152,9 @@ class OpenCall(_Opened):
 
     prefix = "fc"
 
-    def __init__(self, call_id: str, name: str) -> None:
+    def __init__(self, call_id: str, name: str, namespace: str | None) -> None:
         super().__init__()
+        self._namespace = UNSET if namespace is None else namespace
         self._call_id = call_id
         self._name = name
 
@@ -173,7 +174,14 @@ class OpenCall(_Opened):
 
     def item(self, status: str) -> OutputItem:
         """As `OpenItem.item`."""
-        return FunctionCall(id=self.id, call_id=self._call_id, name=self._name, arguments=self.text, status=status)
+        return FunctionCall(
+            id=self.id,
+            call_id=self._call_id,
+            name=self._name,
+            namespace=self._namespace,
+            arguments=self.text,
+            status=status,
+        )
 
 
 def text_logprobs(entries: Sequence[TokenLogprob], token_text: TokenTexts) -> list[TextLogprob]:

@@ -7,7 +7,7 @@ Every event has a `sequence_number`, from 0. A whole answer is a stream that nob
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -39,12 +39,24 @@ Keep = Callable[[ResponseObject], None]
 class ResponsesReply:
     """One response. It has one choice: the API knows no more."""
 
-    def __init__(self, begun: ResponseObject, token_text: TokenTexts, keep: Keep, *, carry_thinking: bool) -> None:
-        """`begun` is the response in progress; `carry_thinking` adds `encrypted_content` to reasoning items."""
+    def __init__(
+        self,
+        begun: ResponseObject,
+        token_text: TokenTexts,
+        keep: Keep,
+        *,
+        carry_thinking: bool,
+        namespaces: Mapping[str, tuple[str, str]],
+    ) -> None:
+        """`begun` is the response in progress; `carry_thinking` adds `encrypted_content` to reasoning items.
+
+        `namespaces` has the functions that the client knows by a namespace and a name.
+        """
         self._response = begun
         self._token_text = token_text
         self._keep = keep
         self._carry_thinking = carry_thinking
+        self._namespaces = namespaces
         self._sequence = 0
         self._done: list[OutputItem] = []
         self._open: OpenItem | None = None
@@ -93,7 +105,8 @@ class ResponsesReply:
                 return begun + self._grow(text, [])
             case CallBegun(_, id, name):
                 self._held.clear()
-                return self._begin(OpenCall(id, name))
+                namespace, own = self._namespaces.get(name, (None, name))
+                return self._begin(OpenCall(id, own, namespace))
             case CallArguments(_, text):
                 assert isinstance(self._open, OpenCall), "arguments outside their call"
                 return self._grow(text, [])

@@ -10,12 +10,13 @@ import base64
 import binascii
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from trunkline.gateway.errors import InvalidRequest, MissingField, Unsupported
-from trunkline.gateway.thinking import with_effort
+from trunkline.gateway.terms import with_effort
 from trunkline.wire.openai import ChatBody, ContentPart, GenerationBody, Message
 from trunkline.wire.responses import Item, ItemPart, ResponsesBody
 
@@ -52,7 +53,7 @@ def chat_body(body: ResponsesBody, items: Sequence[Item]) -> ChatBody:
     Raises `InvalidRequest` or one of its kinds.
     """
     shared = {name: getattr(body, name) for name in SHARED}
-    tools, _ = function_tools(body.tools or ())
+    tools = functions(body.tools or ()).tools
     choice = tool_choice(body.tool_choice)
     logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     return ChatBody(
@@ -90,7 +91,7 @@ def _add(made: list[Message], where: str, item: Item) -> None:
                 "id": _required(where, "call_id", item.call_id),
                 "type": "function",
                 "function": {
-                    "name": _required(where, "name", item.name),
+                    "name": full_name(item.namespace, _required(where, "name", item.name)),
                     "arguments": _required(where, "arguments", item.arguments),
                 },
             }
@@ -172,10 +173,47 @@ def _required(where: str, name: str, value: str | None) -> str:
     return value
 
 
-def function_tools(tools: Sequence[dict[str, Any]]) -> tuple[list[tuple[int, dict[str, Any]]], list[str]]:
-    """(the functions, with their places; the types of all other tools, which no model here knows how to call)."""
-    functions = [(at, tool) for at, tool in enumerate(tools) if tool.get("type") == "function"]
-    return functions, [str(tool.get("type"))[:64] for tool in tools if tool.get("type") != "function"]
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """The functions of a request: each with its place in `tools`, and under the one name that the model knows.
+
+    `namespaces` has what clients call those that they keep in a namespace: (namespace, name). `others` are the types of
+    all other tools, which no model here knows how to call.
+    """
+
+    tools: list[tuple[int, dict[str, Any]]]
+    namespaces: dict[str, tuple[str, str]]
+    others: list[str]
+
+
+def functions(tools: Sequence[dict[str, Any]]) -> Functions:
+    """What of `tools` can be called."""
+    found = Functions([], {}, [])
+    for at, tool in enumerate(tools):
+        match tool:
+            case {"type": "function"}:
+                found.tools.append((at, tool))
+            case {"type": "namespace", "name": str() as namespace, "tools": list() as members}:
+                for member in members:
+                    match member:
+                        case {"type": "function", "name": str() as name}:
+                            full = full_name(namespace, name)
+                            found.namespaces[full] = namespace, name
+                            found.tools.append((at, {**member, "name": full}))
+                        case _:
+                            found.others.append(_type_of(member))
+            case _:
+                found.others.append(_type_of(tool))
+    return found
+
+
+def full_name(namespace: str | None, name: str) -> str:
+    """A function's name where there are no namespaces."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def _type_of(tool: object) -> str:
+    return str(tool.get("type"))[:64] if isinstance(tool, dict) else type(tool).__name__
 
 
 def _without_type(tool: dict[str, Any]) -> dict[str, Any]:
