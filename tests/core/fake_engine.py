@@ -5,12 +5,13 @@ memory: of the whole path).
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from trunkline.core import actions as act
-from trunkline.core.facts import MoveTiming, StepDone, TurnArrived, TurnEnded
+from trunkline.core.facts import MoveTiming, StepDone, TokensForced, TurnArrived, TurnEnded
 from trunkline.core.invariants import check
 from trunkline.core.policy import Core
 from trunkline.core.turns import Phase
@@ -19,10 +20,14 @@ from trunkline.core.types import CoreSettings, EndReason, MemoryKind, Prompt, Ru
 
 @dataclass
 class Job:
-    """One turn: its prompt, what it generated, and how much it will generate."""
+    """One turn: its prompt, what it generated, and how much it will generate. `forced` says how many tokens a grammar
+    forces behind each chosen one (0 once the list is used up); `pending` generated tokens are not in its slot.
+    """
 
     prompt: list[int]
     length: int
+    forced: list[int] = field(default_factory=list)
+    pending: int = 0
     generated: list[int] = field(default_factory=list)
     run: str = ""
 
@@ -60,11 +65,12 @@ class FakeEngine:
         max_new: int | None = None,
         final: bool = False,
         logprobs: bool = False,
+        forced: Sequence[int] = (),
     ) -> int:
         """A prompt arrives; returns its turn id."""
         turn = self._next_turn
         self._next_turn += 1
-        self.jobs[turn] = Job(prompt, length)
+        self.jobs[turn] = Job(prompt, length, list(forced))
         fact = TurnArrived(
             at_ms=self.now_ms,
             turn=turn,
@@ -105,6 +111,8 @@ class FakeEngine:
         waiting = any(turn.phase is Phase.PREFILL for turn in self.core.state.turns.values())
         self._promised = plan if plan.repeat > 1 and not waiting else None
         for turn, ok in sampled:
+            if ok:
+                self._force(turn)
             if not ok:
                 self.end(turn, EndReason.FAILED)
             elif len(self.jobs[turn].generated) >= self.jobs[turn].length:
@@ -213,11 +221,15 @@ class FakeEngine:
                 sampled.append((call.turn, True))
             count = call.end - call.start
             return 5.0 + 1.4 * count + 0.0011 * count * call.start
+        if isinstance(call, act.Extend):
+            return self._extend(call, sampled)
         slots = [slot for _, slot in call.turns]
         assert slots == sorted(set(slots)), "slots ascend"
         for turn, slot in call.turns:
             job = self.jobs[turn]
+            assert job.pending == 1, "a decode feeds the only token that is pending"
             assert self.slots[slot] == job.prompt + job.generated[:-1], "a decode continues what its slot holds"
+            job.pending = 0
             self.slots[slot].append(job.generated[-1])
             self._sample(job)
             sampled.append((turn, True))
@@ -225,6 +237,33 @@ class FakeEngine:
 
     def _sample(self, job: Job) -> None:
         job.generated.append(self.rng.randrange(3))
+        job.pending += 1
+
+    def _force(self, turn: int) -> None:
+        job = self.jobs[turn]
+        count = min(job.forced.pop(0) if job.forced else 0, job.length - len(job.generated))
+        if count:
+            job.generated += [self.rng.randrange(3) for _ in range(count)]
+            job.pending += count
+            self.apply_actions(self.core.handle(TokensForced(at_ms=self.now_ms, turn=turn, tokens=count)))
+
+    def _extend(self, call: act.Extend, sampled: list[tuple[int, bool]]) -> float:
+        job, count = self.jobs[call.turn], call.end - call.start
+        assert 0 < count <= self.settings.max_slice_tokens, "a pass holds no more than a slice"
+        assert job.pending > 1, "an extension feeds forced tokens"
+        assert call.start == len(job.generated) - job.pending, "an extension starts at what is pending"
+        assert self.slots[call.slot] == job.prompt + job.generated[: call.start], "it continues what its slot holds"
+        assert call.last == (call.end == len(job.generated)), "the last pass ends at the last token"
+        if self.fail_next_call:
+            self.fail_next_call = False
+            sampled.append((call.turn, False))
+            return -1.0
+        self.slots[call.slot] += job.generated[call.start : call.end]
+        job.pending -= count
+        if call.last:
+            self._sample(job)
+            sampled.append((call.turn, True))
+        return 5.0 + 1.4 * count
 
     def _check_bytes(self) -> None:
         held = {node.id: node for node in self.core.state.retention.held()}

@@ -56,6 +56,10 @@ class CoreMachine(RuleBasedStateMachine):
     def a_new_prompt_arrives(self, prompt: list[int], length: int, salt: str, logprobs: bool) -> None:
         self.engine.arrive(prompt, length=length, salt=salt, logprobs=logprobs and len(prompt) % 5 == 0)
 
+    @rule(prompt=symbols, length=st.integers(1, 20), forced=st.lists(st.integers(0, 9), max_size=5))
+    def a_prompt_with_a_grammar_arrives(self, prompt: list[int], length: int, forced: list[int]) -> None:
+        self.engine.arrive(prompt, length=length, forced=forced)
+
     @precondition(lambda self: self.engine.histories)
     @rule(data=st.data(), more=symbols, length=st.integers(1, 6), named=st.booleans(), final=st.booleans())
     def a_run_continues(self, data: st.DataObject, more: list[int], length: int, named: bool, final: bool) -> None:

@@ -219,3 +219,47 @@ def test_steps_reported_together_leave_the_core_as_steps_reported_one_by_one() -
         return turn.generated, core.state.slots[0].held, round(core.state.costs.decode_ms(1, 25), 1)
 
     assert after([1] * 9) == after([4, 5]) == after([9])
+
+
+def test_forced_tokens_are_fed_in_one_pass() -> None:
+    engine = make_engine()
+    engine.arrive(tokens(20), length=12, forced=[6, 0, 2])
+    engine.run_all()
+    calls = [call for plan in engine.plans for call in plan.calls]
+    assert calls[1:] == [
+        act.Extend(1, 0, 0, 7, last=True),  # the first token and the six forced behind it
+        act.Decode(((1, 0),)),
+        act.Extend(1, 0, 8, 11, last=True),
+    ]
+    record = engine.records[-1]
+    assert (record.completion_tokens, record.passes) == (12, 4)
+
+
+def test_a_span_that_ends_the_turn_needs_no_pass() -> None:
+    engine = make_engine()
+    record = engine.serve(tokens(20), length=5, forced=[4])
+    assert (record.completion_tokens, record.passes) == (5, 1)
+    again = engine.serve(engine.histories[record.run.run] + [9], run=record.run.run)
+    assert again.cached_tokens == 20  # what was never fed cannot be a hit
+
+
+def test_forced_tokens_beside_decodes_keep_to_the_step_budget() -> None:
+    engine = make_engine()
+    engine.arrive(tokens(8), length=400, forced=[300])
+    engine.arrive(tokens(8, 500), length=60)
+    engine.run_all()
+    budget, spans = engine.settings.step_budget_ms, 0
+    for plan in engine.plans:
+        extends = [call for call in plan.calls if isinstance(call, act.Extend)]
+        spans += len(extends)
+        if extends and any(isinstance(call, act.Decode) for call in plan.calls):
+            assert plan.predicted_ms <= 1.5 * budget
+    assert spans > 1
+
+
+def test_a_long_span_alone_is_cut_at_the_largest_slice_only() -> None:
+    engine = make_engine(max_slice_tokens=64)
+    engine.arrive(tokens(8), length=120, forced=[100])
+    engine.run_all()
+    extends = [call for plan in engine.plans for call in plan.calls if isinstance(call, act.Extend)]
+    assert [(call.start, call.end, call.last) for call in extends] == [(0, 64, False), (64, 101, True)]

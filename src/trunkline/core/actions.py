@@ -141,7 +141,18 @@ class Decode:
     turns: tuple[tuple[TurnId, SlotId], ...]
 
 
-Call = Prefill | Decode
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Feed generated tokens [start, end) of `turn`, most of them forced, in one pass; `last`: one new token."""
+
+    turn: TurnId
+    slot: SlotId
+    start: int
+    end: int
+    last: bool
+
+
+Call = Prefill | Decode | Extend
 
 
 @dataclass(frozen=True, slots=True)

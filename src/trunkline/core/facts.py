@@ -53,10 +53,22 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnEnded:
-    """A turn generated its last token (or failed, or its client left). `generated` holds every sampled token.
+class TokensForced:
+    """Behind the token that its latest call chose, a turn's grammar forced `tokens` more, which no pass has seen yet.
 
-    Every generated token but the last has been decoded into KV; the last never is.
+    Told after that call's `StepDone`, before the next plan.
+    """
+
+    at_ms: float
+    turn: TurnId
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnded:
+    """A turn generated its last token (or failed, or its client left). `generated` holds every generated token.
+
+    Its pending tokens (the last, and those forced with it) are not in KV and never will be; all others are.
     """
 
     at_ms: float
@@ -107,4 +119,4 @@ class CacheReset:
     at_ms: float
 
 
-Fact = TurnArrived | StepDone | TurnEnded | RunDeclared | RunFinished | RunRestored | CacheReset
+Fact = TurnArrived | StepDone | TokensForced | TurnEnded | RunDeclared | RunFinished | RunRestored | CacheReset

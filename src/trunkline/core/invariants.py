@@ -73,6 +73,7 @@ def _turns(state: State) -> None:
         assert turn.computed <= turn.prompt_tokens, "no more is computed than was asked"
         assert turn.leaf.end == turn.prompt_tokens, "a turn's leaf ends its prompt"
         assert (turn.phase is Phase.DECODE) == (turn.generated > 0), "a turn generates once its prompt is computed"
+        assert bool(turn.generated) <= turn.pending <= turn.generated, "the latest token is pending"
         if turn.slot is not None:
             assert sum(miss.tokens for miss in record.misses) == record.novel_tokens, "every novel token has a reason"
             assert record.cached_tokens <= turn.computed, "what was promised is there"

@@ -191,7 +191,7 @@ def _release(state: State, turn: Turn, fact: TurnEnded) -> tuple[Node, list[Acti
         return turn.leaf, _lose(state, slot, fact.at_ms)
     if turn.phase is Phase.DECODE:
         assert len(fact.generated) == turn.generated
-        leaf, split = state.tree.extend(turn.leaf, fact.generated[:-1])
+        leaf, split = state.tree.extend(turn.leaf, fact.generated[: turn.generated - turn.pending])
         _keep(state, slot, leaf, fact.at_ms)
         return leaf, state.follow(split)
     if state.settings.sharing is Sharing.OFF:

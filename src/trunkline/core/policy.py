@@ -6,7 +6,7 @@ same facts and the same `plan` times give the same plans.
 """
 
 from trunkline.core import lifecycle
-from trunkline.core.actions import Action, Decode, Load, Prefill, Save, StepPlan
+from trunkline.core.actions import Action, Decode, Extend, Load, Prefill, Save, StepPlan
 from trunkline.core.facts import (
     CacheReset,
     Fact,
@@ -14,6 +14,7 @@ from trunkline.core.facts import (
     RunFinished,
     RunRestored,
     StepDone,
+    TokensForced,
     TurnArrived,
     TurnEnded,
 )
@@ -60,6 +61,11 @@ class Core:
                 return actions
             case StepDone():
                 return self._step_done(fact)
+            case TokensForced():
+                turn = self.state.turns[fact.turn]
+                assert turn.phase is Phase.DECODE and turn.pending == 1
+                turn.generated += fact.tokens
+                turn.pending += fact.tokens
             case TurnEnded():
                 return self._ended(fact)
             case CacheReset():
@@ -108,6 +114,8 @@ class Core:
                 self._prefilled(call, ms, fact.at_ms)
             elif ms >= 0 and isinstance(call, Decode):
                 self._decoded(call, ms, fact.repeats)
+            elif ms >= 0 and isinstance(call, Extend):
+                self._extended(call, ms)
         self.state.scheduler.observed(step, sum(ms for ms in fact.calls_ms if ms > 0) / fact.repeats, fact.repeats)
         return actions
 
@@ -119,7 +127,8 @@ class Core:
         turn.computed = call.end
         self.state.slots[call.slot].held = call.end
         if call.last:
-            turn.phase, turn.generated, turn.record.first_token_ms = Phase.DECODE, 1, at_ms
+            turn.phase, turn.record.first_token_ms = Phase.DECODE, at_ms
+            turn.generated = turn.pending = turn.record.passes = 1
 
     def _decoded(self, call: Decode, ms: float, repeats: int) -> None:
         turns = [self.state.turns[turn_id] for turn_id, _ in call.turns]
@@ -127,7 +136,18 @@ class Core:
         self.state.costs.saw_decode(len(turns), context, ms / repeats, repeats)
         for turn, (_, slot) in zip(turns, call.turns, strict=True):
             turn.generated += repeats
+            turn.record.passes += repeats
             self.state.slots[slot].held = turn.held_tokens
+
+    def _extended(self, call: Extend, ms: float) -> None:
+        turn = self.state.turns[call.turn]
+        assert call.start == turn.generated - turn.pending
+        self.state.costs.saw_prefill(call.end - call.start, turn.held_tokens, ms)
+        turn.pending -= call.end - call.start
+        turn.generated += call.last
+        turn.pending += call.last
+        turn.record.passes += 1
+        self.state.slots[call.slot].held = turn.held_tokens
 
     # --- plans ------------------------------------------------------------------------------------------------
 
@@ -154,7 +174,9 @@ class Core:
         A slot that is kept free for a while is given to a queued turn later, so nothing holds while there is one.
         """
         decoding = [turn for turn in placed if turn.phase is Phase.DECODE]
-        if not decoding or len(placed) < min(len(self.state.turns), len(self.state.slots)):
+        if not decoding or any(turn.pending > 1 for turn in decoding):
+            return 1
+        if len(placed) < min(len(self.state.turns), len(self.state.slots)):
             return 1
         ends = min(turn.fact.max_new_tokens - turn.generated for turn in decoding)
         return max(1, ends if step.holds is None else min(step.holds, ends))

@@ -10,6 +10,9 @@ A long prefill (beyond `LONG_BUDGETS`) stands aside for turns that are predicted
 share, and is paid once they are done, or at the latest when `DEFER_BUDGETS` are owed. So a third of a second belongs to
 a short step alone, and a stream of short steps cannot starve a prefill.
 
+Tokens that a grammar forced are part of a decode, not of a prefill: they are fed in one pass (`Extend`), beside the
+decodes of others; only a span that would hold those up for longer than the step budget is cut.
+
 The rival, `Order.FCFS`, gives each step to the oldest prompt in the largest slice, then decodes.
 """
 
@@ -17,7 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trunkline.core.actions import Call, Decode, Prefill
+from trunkline.core.actions import Call, Decode, Extend, Prefill
 from trunkline.core.predict import CostModel
 from trunkline.core.turns import Phase, Turn
 from trunkline.core.types import CoreSettings, Order
@@ -116,7 +119,7 @@ class Scheduler:
         budget = self._settings.step_budget_ms
         if self._credit_ms < DEFER_BUDGETS * budget:
             return replace(step, credit_ms=self._earned(step.predicted_ms, self._settings.prefill_share))
-        owed = self._slice(waiting, self._fitting(waiting, budget))
+        owed = self._slice(waiting, self._fitting(waiting.computed, budget))
         return self._step([*slices, owed], [] if hold else decoding, self._credit_ms - self._slice_ms(owed))
 
     def _slices(self, turns: Sequence[Turn]) -> list[Prefill]:
@@ -124,7 +127,7 @@ class Scheduler:
         chosen: list[Prefill] = []
         left_ms = self._settings.step_budget_ms * (QUICK_BUDGETS if len(turns) > 1 else 1.0)
         for turn in turns:
-            part = self._slice(turn, self._fitting(turn, self._settings.step_budget_ms))
+            part = self._slice(turn, self._fitting(turn.computed, self._settings.step_budget_ms))
             left_ms -= self._slice_ms(part)
             if chosen and left_ms < 0:
                 break
@@ -135,7 +138,7 @@ class Scheduler:
         """A prefill that is not quick, and whoever decodes beside it."""
         budget = self._settings.step_budget_ms
         lone = not decoding and not short_step_due
-        part = self._slice(turn, self._fitting(turn, budget * LONE_BUDGETS if lone else budget))
+        part = self._slice(turn, self._fitting(turn.computed, budget * LONE_BUDGETS if lone else budget))
         slice_ms = self._slice_ms(part)
         if not decoding:
             return self._step([part], [], max(0.0, self._credit_ms - slice_ms))
@@ -162,10 +165,10 @@ class Scheduler:
         most = 2 * DEFER_BUDGETS * self._settings.step_budget_ms
         return min(most, self._credit_ms + ms * share / (1 - share))
 
-    def _fitting(self, turn: Turn, budget_ms: float) -> int:
-        """Tokens of the largest slice that is expected to fit."""
+    def _fitting(self, start: int, budget_ms: float) -> int:
+        """Tokens of the largest slice from `start` on that is expected to fit."""
         limit, least = self._settings.max_slice_tokens, self._settings.min_slice_tokens
-        fits = self._costs.slice_tokens(budget_ms, turn.computed, limit)
+        fits = self._costs.slice_tokens(budget_ms, start, limit)
         return max(least, fits - fits % least)
 
     def _slice_limit(self, turn: Turn, tokens: int) -> int:
@@ -178,6 +181,15 @@ class Scheduler:
         end = turn.computed + self._slice_limit(turn, tokens)
         return Prefill(turn.id, turn.slot, turn.computed, end, last=end == turn.prompt_tokens)
 
+    def _extend(self, turn: Turn, limit: int | None) -> tuple[Extend, float]:
+        """A pass over a turn's pending tokens, at most `limit` (None: what fits a step), and its expected time."""
+        assert turn.slot is not None
+        most = limit or self._fitting(turn.held_tokens, self._settings.step_budget_ms)
+        start = turn.generated - turn.pending
+        end = min(turn.generated, start + most)
+        call = Extend(turn.id, turn.slot, start, end, last=end == turn.generated)
+        return call, self._costs.prefill_ms(end - start, turn.held_tokens)
+
     def _slice_ms(self, part: Prefill) -> float:
         return self._costs.prefill_ms(part.end - part.start, part.start)
 
@@ -187,10 +199,17 @@ class Scheduler:
     def _step(self, slices: Sequence[Prefill], decoding: Sequence[Turn], credit_ms: float) -> Step:
         calls: list[Call] = list(slices)
         predicted = sum(self._slice_ms(part) for part in slices)
-        if decoding:
-            pairs = sorted((turn.slot, turn.id) for turn in decoding if turn.slot is not None)
+        single = [turn for turn in decoding if turn.pending == 1]
+        if single:
+            pairs = sorted((turn.slot, turn.id) for turn in single if turn.slot is not None)
             calls.append(Decode(tuple((turn_id, slot) for slot, turn_id in pairs)))
-            predicted += self._decode_ms(decoding)
+            predicted += self._decode_ms(single)
+        alone = self._settings.max_slice_tokens if len(decoding) == 1 and not slices else None
+        for turn in decoding:
+            if turn.pending > 1:
+                call, ms = self._extend(turn, alone)
+                calls.append(call)
+                predicted += ms
         return Step(tuple(calls), predicted, credit_ms)
 
 

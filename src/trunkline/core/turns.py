@@ -32,7 +32,7 @@ class Edit:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """`leaf` ends its prompt's path; `computed` prompt tokens are in `slot`; `generated` tokens were sampled.
+    """`leaf` ends its prompt's path; `computed` prompt tokens are in `slot`; `generated` tokens were chosen.
 
     `matched_tokens` is how far the prompt had arrived before, `likely_held` how much of that was held or being computed
     when it arrived; `expected_tokens` how long the answer will likely be.
@@ -59,6 +59,8 @@ class Turn:
     slot: SlotId | None = None
     computed: int = 0
     generated: int = 0
+    pending: int = 0
+    """The latest generated tokens, whose KV is not in the slot: one, and more where a grammar forced some."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -72,5 +74,5 @@ class Turn:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens whose KV is in the slot: each generated token but the last has been decoded."""
-        return self.computed + max(0, self.generated - 1)
+        """Tokens whose KV is in the slot: the prompt's, and generated tokens but the pending ones."""
+        return self.computed + self.generated - self.pending

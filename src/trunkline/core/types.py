@@ -219,6 +219,8 @@ class TurnRecord:
     """Of the whole prompt (`core/digest.py`): equal prompts have equal digests."""
     cached_tokens: int = 0
     completion_tokens: int = 0
+    passes: int = 0
+    """Model passes that its answer took: one a token, fewer where a grammar forced some."""
     misses: list[Miss] = field(default_factory=list)
     placed_ms: float | None = None
     first_token_ms: float | None = None
