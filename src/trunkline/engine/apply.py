@@ -2,6 +2,8 @@
 
 from time import perf_counter
 
+import numpy as np
+
 from trunkline.core import actions as act
 from trunkline.core.facts import MoveTiming
 from trunkline.core.types import MemoryKind, NodeId, TurnId
@@ -49,13 +51,17 @@ class Applier:
     def call(self, call: act.Call, live: dict[TurnId, LiveTurn]) -> float:
         """Carry out one call; the logits of its rows are then readable. Milliseconds. Raises `DecodeFailed`."""
         start = perf_counter()
-        if isinstance(call, act.Prefill):
-            turn = live[call.turn]
-            part = turn.prompt[call.start : call.end]
-            self.slots.prefill(call.slot, part, last=call.last, all_logits=turn.request.prompt_logprobs)
-        else:
-            slots = [slot for _, slot in call.turns]
-            self.slots.decode_tokens(slots, [live[turn].generation.tokens[-1] for turn, _ in call.turns])
+        match call:
+            case act.Prefill():
+                turn = live[call.turn]
+                part = turn.prompt[call.start : call.end]
+                self.slots.prefill(call.slot, part, last=call.last, all_logits=turn.request.prompt_logprobs)
+            case act.Extend():
+                part = np.array(live[call.turn].generation.tokens[call.start : call.end], np.int32)
+                self.slots.prefill(call.slot, part, last=call.last)
+            case act.Decode():
+                slots = [slot for _, slot in call.turns]
+                self.slots.decode_tokens(slots, [live[turn].generation.tokens[-1] for turn, _ in call.turns])
         return (perf_counter() - start) * 1000
 
     def empty(self) -> None:

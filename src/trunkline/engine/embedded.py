@@ -14,17 +14,17 @@ import numpy as np
 from trunkline.core.facts import RunRestored
 from trunkline.core.types import CoreSettings, Ints, RunKey, RunOrigin
 from trunkline.engine.generation import Generation
-from trunkline.engine.grammar import Grammars
+from trunkline.engine.grammar import Grammars, Guide
 from trunkline.engine.history import History
 from trunkline.engine.live import LiveTurn
 from trunkline.engine.loop import EngineLoop, Sink, now_ms
 from trunkline.engine.memory import Slots
 from trunkline.engine.model import Model
-from trunkline.engine.sampling import SamplingError
+from trunkline.engine.sampling import Choosers, Sampler, SamplingError
 from trunkline.engine.template import ChatTemplate
 from trunkline.engine.tokens import Vocabulary
 from trunkline.wire.journal import Journal
-from trunkline.wire.turns import Constraint, Ended, Failed, ModelInfo, TurnEvent, TurnRequest
+from trunkline.wire.turns import Constraint, ConstraintError, Ended, Failed, ModelInfo, TurnEvent, TurnRequest
 
 
 class EmbeddedEngine:
@@ -39,7 +39,9 @@ class EmbeddedEngine:
         name: str,
         sink: Sink,
         journal: Journal | None = None,
+        choosers: Choosers = Sampler,
     ) -> None:
+        """`choosers` makes each turn's sampler; tests give their own, and all else stays real."""
         self._vocabulary = Vocabulary(model.vocab)
         self._history = History(self._vocabulary)
         self._grammars = Grammars(self._vocabulary)
@@ -52,6 +54,7 @@ class EmbeddedEngine:
         self._loop = EngineLoop(
             slots, settings, self._vocabulary, self._history, node="embedded", sink=sink, journal=journal
         )
+        self._choosers = choosers
         self._turn_ids = itertools.count(1)
         self._last_courier: Courier | None = None
 
@@ -124,8 +127,9 @@ class EmbeddedEngine:
             courier.send(events, event)
 
         try:
-            generation = Generation(request, self._vocabulary)
-        except SamplingError as error:
+            guide = None if request.constraint is None else await self._guide(request.constraint)
+            generation = Generation(request, self._vocabulary, guide, self._choosers)
+        except (SamplingError, ConstraintError) as error:
             yield Failed(400, "invalid_value", str(error))
             return
         live = LiveTurn(next(self._turn_ids), request, generation, emit, f"run-{secrets.token_hex(8)}", time.time())
@@ -139,6 +143,11 @@ class EmbeddedEngine:
         finally:
             if not over:
                 self._loop.cancel(live.id)
+
+    async def _guide(self, constraint: Constraint) -> Guide:
+        if self._grammars.knows(constraint):
+            return self._grammars.guide(constraint)
+        return await asyncio.to_thread(self._grammars.guide, constraint)
 
     def _courier(self) -> "Courier":
         """The courier to the running event loop."""

@@ -1,10 +1,15 @@
 """One turn's output: from logits to tokens, and from tokens to the text a client may see."""
 
 import codecs
+from collections import deque
 from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
 
 from trunkline.core.types import EndReason, Ints
-from trunkline.engine.sampling import Logits, Sampler, SamplingError, logprob
+from trunkline.engine.grammar import Guide
+from trunkline.engine.sampling import Choosers, Logits, Sampler, SamplingError, logprob
 from trunkline.engine.tokens import Vocabulary
 from trunkline.wire.turns import Delta, TokenLogprob, TurnRequest
 
@@ -12,23 +17,42 @@ from trunkline.wire.turns import Delta, TokenLogprob, TurnRequest
 class Generation:
     """What one turn has generated. Belongs to one thread at a time.
 
-    Text appears once its characters are whole and no stop string can begin in it any more. Control tokens, the token
-    that ended the turn and the stop string that ended it are never shown; with `ignore_eos`, end tokens are generated
-    like any other control token and end nothing.
+    Text appears once its characters are whole and no stop string can begin in it any more. Control tokens (but those in
+    `show_control`), the token that ended the turn and the stop string that ended it are never shown; with `ignore_eos`,
+    end tokens are generated like any other control token and end nothing.
+
+    A `guide` leaves only the tokens that its grammar allows to be chosen, and ends the turn once it is done, whatever
+    `ignore_eos` says. Tokens that it forces follow the chosen one at once, without a row of logits, and nothing but
+    `max_tokens`, a stop string or a stop token keeps them out: biases and penalties choose, and here is no choice. A
+    turn that asks for logprobs gets a row for each of its tokens, forced or not, so that all logprobs are the model's.
     """
 
-    def __init__(self, request: TurnRequest, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self,
+        request: TurnRequest,
+        vocabulary: Vocabulary,
+        guide: Guide | None = None,
+        choosers: Choosers = Sampler,
+    ) -> None:
         """Raises `SamplingError` for parameters that cannot be used."""
         if "" in request.stop:
             raise SamplingError("a stop string is empty: leave it out")
         self._request = request
         self._vocabulary = vocabulary
-        self._sampler = Sampler(request.sampling, request.tokens, vocabulary.size, vocabulary.suppressed)
+        self._chooser = choosers(request.sampling, request.tokens, vocabulary.size, vocabulary.suppressed)
+        self._guide = guide
+        self._forced: deque[int] = deque()
+        self.shown_control = _named(request.show_control, vocabulary)
+        """Control tokens that are shown."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self._shown: list[str] = []
         self.tokens: list[int] = []
-        """Every sampled token, the one that ended the turn included."""
+        """Every token of the turn, the one that ended it included."""
+        self.forced_tokens = 0
+        """How many of `tokens` the grammar forced."""
+        self.mask_ms = 0.0
+        """Time spent on the grammar: masks, and what it forces."""
         self.finished = EndReason.LENGTH if request.max_tokens < 1 else None
         self.stopped_by: str | int | None = None
         """The stop string or the requested stop token that ended the turn; None for the model's own end tokens."""
@@ -39,26 +63,65 @@ class Generation:
         return "".join(self._shown)
 
     def accept(self, row: Logits) -> Delta:
-        """Choose the next token from `row` ((vocabulary size,), not kept). The delta holds it, and the text that
-        became visible, which may be empty. Raises `SamplingError` if nothing can be chosen; nothing changes then.
+        """Choose the next token from `row` ((vocabulary size,), not kept). The delta holds it and those that are forced
+        behind it, and the text that became visible, which may be empty.
+
+        Raises `SamplingError` if nothing can be chosen, and `ConstraintError` if the grammar allows nothing; nothing
+        changes then.
         """
         assert self.finished is None
-        token = self._sampler.choose(row)
-        top = self._request.logprobs
-        self.tokens.append(token)
-        return Delta((token,), self._read(token), () if top is None else (logprob(row, token, top),))
+        top, before = self._request.logprobs, len(self.tokens)
+        if self._guide is not None and not self.tokens:
+            self._advance(self._guide, [])
+        if self._forced:
+            text = self._next_forced()
+        else:
+            token = self._choose(row)
+            self.tokens.append(token)
+            text = self._read(token)
+        while top is None and self._forced and self.finished is None:
+            text += self._next_forced()
+        new = tuple(self.tokens[before:])
+        return Delta(new, text, () if top is None else (logprob(row, new[0], top),))
 
     def flush(self) -> Delta:
         """Text held back when the turn ends from outside: half characters replaced, no token. Empty when finished."""
         return Delta((), "" if self.finished else self._show(self._decoder.decode(b"", final=True), whole=True))
 
+    def _choose(self, row: Logits) -> int:
+        if self._guide is None:
+            return self._chooser.choose(row)
+        start = perf_counter()
+        scores = np.where(self._guide.allowed(), row, np.float32(-np.inf))
+        self.mask_ms += (perf_counter() - start) * 1000
+        token = self._chooser.choose(scores)
+        self._advance(self._guide, [token])
+        return token
+
+    def _advance(self, guide: Guide, tokens: Sequence[int]) -> None:
+        """Go on behind `tokens`, and note what is forced then."""
+        start = perf_counter()
+        guide.take(tokens)
+        if not guide.done:
+            self._forced += guide.forced()
+            guide.take(self._forced)
+        self.mask_ms += (perf_counter() - start) * 1000
+
+    def _next_forced(self) -> str:
+        token = self._forced.popleft()
+        self._chooser.count(token)
+        self.tokens.append(token)
+        self.forced_tokens += 1
+        return self._read(token)
+
     def _read(self, token: int) -> str:
         ends = self._ends_turn(token)
-        if ends:
+        whole = self._guide is not None and self._guide.done and not self._forced
+        if ends or whole:
             self.finished = EndReason.STOP
         elif len(self.tokens) >= self._request.max_tokens:
             self.finished = EndReason.LENGTH
-        piece = b"" if ends else self._vocabulary.shown(token)
+        piece = b"" if ends else self._vocabulary.shown(token, self.shown_control)
         return self._show(self._decoder.decode(piece, final=self.finished is not None), self.finished is not None)
 
     def _ends_turn(self, token: int) -> bool:
@@ -92,6 +155,10 @@ class Generation:
                     longest = length
                     break
         return longest
+
+
+def _named(names: Sequence[str], vocabulary: Vocabulary) -> frozenset[int]:
+    return frozenset(token for token, name in vocabulary.control.items() if name in names) if names else frozenset()
 
 
 def prompt_logprobs(rows: Sequence[Logits] | Logits, tokens: Ints, top: int) -> tuple[TokenLogprob, ...]:

@@ -16,7 +16,7 @@ tokens before them are those of the prompt that generated them, and the whole is
 
 import codecs
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from threading import Lock
@@ -83,23 +83,61 @@ class History:
         """
         return self._walk(salt, encode(text), bos).tokens
 
-    def remember(self, *, salt: str, text: str | None, prompt: Ints, generated: Sequence[int], visible: str) -> None:
-        """Note that `prompt` (made from `text`, None for token ids) was continued by `generated`, shown as `visible`.
+    def remember(
+        self,
+        *,
+        salt: str,
+        text: str | None,
+        prompt: Ints,
+        generated: Sequence[int],
+        visible: str,
+        shown: Collection[int] = (),
+    ) -> None:
+        """Note that `prompt` (made from `text`, None for token ids) was continued by `generated`, shown as `visible`
+        (the control tokens in `shown` included).
 
         Only tokens that lie wholly inside `visible` are remembered. What is known already stays: the tokens of a text
         at a place never change while they are remembered. The text without trailing blanks is remembered too, since
         many templates strip it.
         """
         place, at, tail = self._open_end(salt, text, prompt)
+        head = prompt[at:]
+        chain = _chain(salt)
+        chain.update(prompt.data)
+        for stretch, told, cut in self._stretches(generated, visible, shown):
+            self._remember(place, head, tail, stretch, told, shown)
+            chain.update(np.array([*stretch, cut], np.int32).data)
+            place, head, tail = chain.digest(), NO_TOKENS, b""
+
+    def _stretches(
+        self, generated: Sequence[int], visible: str, shown: Collection[int]
+    ) -> Iterator[tuple[Sequence[int], str, int]]:
+        """What was generated, divided by the shown control tokens: (tokens, their text, the control token behind)."""
+        vocabulary, start, at = self._vocabulary, 0, 0
+        for end, cut in enumerate(generated):
+            if cut not in shown or vocabulary.cuts.get(vocabulary.pieces[cut]) != cut:
+                continue
+            pieces = [vocabulary.shown(token, shown) for token in generated[start:end]]
+            text = b"".join(pieces).decode(errors="replace")
+            if not visible.startswith(text + vocabulary.pieces[cut].decode(), at):
+                break
+            yield generated[start:end], text, cut
+            start, at = end + 1, at + len(text) + len(vocabulary.pieces[cut].decode())
+        yield generated[start:], visible[at:], -1
+
+    def _remember(
+        self, place: bytes, head: Ints, tail: bytes, generated: Sequence[int], visible: str, shown: Collection[int]
+    ) -> None:
+        """Remember one stretch without control tokens, which `head` (its text is `tail`) precedes at `place`."""
         told = tail + encode(visible)
         spelled = self._vocabulary.cut_pattern.search(told)
         if spelled:  # a control token in plain letters, which the next prompt takes for the real one
             visible = told[len(tail) : spelled.start()].decode()
-        for shown in dict.fromkeys((visible, visible.rstrip())):
-            kept, length = self._wholly_inside(generated, shown)
+        for text in dict.fromkeys((visible, visible.rstrip())):
+            kept, length = self._wholly_inside(generated, text, shown)
             if kept:
-                tokens = np.concatenate([prompt[at:], np.array(generated[:kept], np.int32)])
-                self._file(_Entry(place, tail + encode(shown[:length])), tokens)
+                tokens = np.concatenate([head, np.array(generated[:kept], np.int32)])
+                self._file(_Entry(place, tail + encode(text[:length])), tokens)
 
     def _walk(self, salt: str, data: bytes, bos: bool) -> _Walk:
         vocabulary = self._vocabulary
@@ -154,7 +192,7 @@ class History:
         chain.update(prompt[:at].data)
         return chain.digest(), at, self._vocabulary.text_bytes(prompt[at:])
 
-    def _wholly_inside(self, generated: Sequence[int], visible: str) -> tuple[int, int]:
+    def _wholly_inside(self, generated: Sequence[int], visible: str, shown: Collection[int]) -> tuple[int, int]:
         """How many of `generated` lie wholly inside `visible`, and how many of its characters they make.
 
         Hidden tokens count where shown ones follow: behind the last they belong to what the next prompt says.
@@ -162,7 +200,7 @@ class History:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         kept = length = at = last = 0
         for count, token in enumerate(generated, 1):
-            piece = self._vocabulary.shown(token)
+            piece = self._vocabulary.shown(token, shown)
             text = decoder.decode(piece)
             if not visible.startswith(text, at):
                 return kept, length

@@ -16,6 +16,7 @@ from trunkline.core.facts import (
     RunFinished,
     RunRestored,
     StepDone,
+    TokensForced,
     TurnArrived,
     TurnEnded,
 )
@@ -33,7 +34,7 @@ from trunkline.engine.sampling import SamplingError
 from trunkline.engine.tokens import Vocabulary
 from trunkline.wire.journal import Journal
 from trunkline.wire.records import TurnRow
-from trunkline.wire.turns import Accepted, Ended, Failed, Placed, PromptLogprobs
+from trunkline.wire.turns import Accepted, ConstraintError, Ended, Failed, Placed, PromptLogprobs
 
 log = logging.getLogger("trunkline.engine")
 
@@ -68,6 +69,7 @@ class EngineLoop:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: dict[TurnId, LiveTurn] = {}
         self._ended: list[tuple[LiveTurn, EndReason]] = []
+        self._forced: list[tuple[TurnId, int]] = []
         self._records: dict[TurnId, TurnRecord] = {}
         self._stopping = self._stopped = False
         self._deaths = 0
@@ -179,6 +181,9 @@ class EngineLoop:
         }
         times = tuple(self._call(call, unusable) for call in plan.calls)
         self._tell(StepDone(at_ms=now_ms(), plan=plan.seq, moves=moves, calls_ms=times))
+        forced, self._forced = self._forced, []
+        for turn, count in forced:
+            self._tell(TokensForced(at_ms=now_ms(), turn=turn, tokens=count))
         ended, self._ended = self._ended, []
         for live, reason in ended:
             self._end(live, reason)
@@ -189,7 +194,7 @@ class EngineLoop:
     def _call(self, call: act.Call, unusable: set[int]) -> float:
         if isinstance(call, act.Prefill) and call.slot in unusable:
             return -1.0
-        turns = [call.turn] if isinstance(call, act.Prefill) else [turn for turn, _ in call.turns]
+        turns = [turn for turn, _ in call.turns] if isinstance(call, act.Decode) else [call.turn]
         try:
             ms = self._applier.call(call, self._live)
         except DecodeFailed as error:
@@ -198,7 +203,7 @@ class EngineLoop:
             return -1.0
         if isinstance(call, act.Prefill):
             self._prefilled(call)
-        else:
+        elif isinstance(call, act.Decode) or call.last:
             for row, turn in enumerate(turns):
                 self._sample(self._live[turn], row)
         return ms
@@ -220,11 +225,14 @@ class EngineLoop:
 
     def _sample(self, live: LiveTurn, row: int) -> None:
         try:
-            live.emit(live.generation.accept(self._applier.slots.logits(row)))
-        except SamplingError as error:
+            delta = live.generation.accept(self._applier.slots.logits(row))
+        except (SamplingError, ConstraintError) as error:
             live.failure = Failed(400, "invalid_value", str(error))
             self._ended.append((live, EndReason.FAILED))
             return
+        live.emit(delta)
+        if len(delta.tokens) > 1:
+            self._forced.append((live.id, len(delta.tokens) - 1))
         if live.generation.finished is not None:
             self._ended.append((live, live.generation.finished))
 
@@ -270,11 +278,12 @@ class EngineLoop:
                 prompt=request.tokens,
                 generated=generation.tokens,
                 visible=generation.visible_text,
+                shown=generation.shown_control,
             )
         generated = np.array(generation.tokens, np.int32)
         self._tell(TurnEnded(at_ms=now_ms(), turn=live.id, reason=reason, generated=generated))
         record = self._records.pop(live.id)
-        row = turn_row(record, request, live.at, self._node, self._vocabulary)
+        row = turn_row(record, live, self._node, self._vocabulary)
         self._sink(run.key.salt, run.key.run, run.parent, run.origin, row)
         if reason is EndReason.FAILED:
             live.emit(live.failure)
@@ -327,6 +336,7 @@ class EngineLoop:
         ]
         self._live.clear()
         self._ended.clear()
+        self._forced.clear()
         self._records.clear()
         try:
             self._applier.empty()

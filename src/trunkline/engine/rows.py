@@ -1,23 +1,24 @@
 """Turn records in the form that is stored and shown."""
 
 from trunkline.core.types import Ints, Miss, MissReason, Relation, TurnRecord
+from trunkline.engine.live import LiveTurn
 from trunkline.engine.tokens import Vocabulary
 from trunkline.wire.culprits import explain_difference
 from trunkline.wire.records import DiffRow, MissRow, TurnRow
-from trunkline.wire.turns import TurnRequest
 
 BEFORE_TOKENS = 48
 """How many of the tokens that both sides share are shown before a difference."""
 
 
-def turn_row(record: TurnRecord, request: TurnRequest, at: float, node: str, vocabulary: Vocabulary) -> TurnRow:
-    """`record` of `request` for people and machines; `at` is its arrival in Unix seconds.
+def turn_row(record: TurnRecord, live: LiveTurn, node: str, vocabulary: Vocabulary) -> TurnRow:
+    """The `record` of the turn `live`, for people and machines.
 
     A turn that ended before it was placed, or before its first token, spent the rest of its time there.
     """
     assert record.ended_ms is not None
     assert record.reason is not None
     placed = record.placed_ms if record.placed_ms is not None else record.ended_ms
+    constraint = live.request.constraint
     first = record.first_token_ms if record.first_token_ms is not None else record.ended_ms
     if record.placed_ms is None:
         misses: tuple[MissRow, ...] = (MissRow(reason=MissReason.ENDED_IN_QUEUE, tokens=record.prompt_tokens),)
@@ -25,7 +26,7 @@ def turn_row(record: TurnRecord, request: TurnRequest, at: float, node: str, voc
         misses = tuple(_miss_row(miss, record, vocabulary) for miss in record.misses)
     return TurnRow(
         index=record.index,
-        at=at,
+        at=live.at,
         node=node,
         prompt_tokens=record.prompt_tokens,
         cached_tokens=record.cached_tokens,
@@ -44,8 +45,12 @@ def turn_row(record: TurnRecord, request: TurnRequest, at: float, node: str, voc
         shared_tokens=record.shared_tokens,
         passages=record.passages,
         prompt_digest=record.digest,
-        normalized=dict(request.normalized),
-        diff=_diff_row(record, request.tokens, vocabulary),
+        normalized=dict(live.request.normalized),
+        diff=_diff_row(record, live.prompt, vocabulary),
+        constraint=constraint.kind if constraint is not None else None,
+        forced_tokens=live.generation.forced_tokens,
+        saved_passes=max(0, record.completion_tokens - record.passes),
+        mask_ms=live.generation.mask_ms,
     )
 
 

@@ -17,6 +17,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from collections.abc import Callable
+from typing import Protocol
+
 from trunkline.core.types import Ints
 from trunkline.wire.turns import Sampling, TokenLogprob
 
@@ -30,6 +33,20 @@ _GREEDY_BELOW = 1e-5  # a temperature this low is greedy; dividing by it would o
 
 class SamplingError(ValueError):
     """Sampling parameters, or logits, that cannot be used."""
+
+
+class Chooser(Protocol):
+    """Chooses the tokens of one turn."""
+
+    def choose(self, row: Logits) -> int:
+        """The next token, from logits that are -inf where a token is not allowed. Raises `SamplingError`."""
+
+    def count(self, token: int) -> None:
+        """`token` came next without being chosen: the turn's grammar forced it."""
+
+
+Choosers = Callable[[Sampling, Ints, int, Ints], Chooser]
+"""Makes a turn's chooser from its parameters, its prompt, the vocabulary's size and the suppressed ids."""
 
 
 class Sampler:
@@ -66,9 +83,10 @@ class Sampler:
             scores = self._adjusted(row)
             best = int(scores.argmax())
             if not math.isfinite(scores[best]):
-                raise SamplingError(f"the best score is {scores[best]}: the model computed no usable logits")
+                why = "logit_bias and the schema leave no token, or the model computed no usable logits"
+                raise SamplingError(f"the best score is {scores[best]}: {why}")
             token = best if self._greedy else self._draw(scores, scores[best])
-        self._count(token)
+        self.count(token)
         return token
 
     def _adjusted(self, row: Logits) -> Logits:
@@ -81,7 +99,8 @@ class Sampler:
             scores += self._shift
         return scores
 
-    def _count(self, token: int) -> None:
+    def count(self, token: int) -> None:
+        """Note a token of the answer, which penalties count."""
         if self._shift is not None and self._additive:
             fresh = token not in self._generated
             self._shift[token] -= self._sampling.frequency_penalty + (self._sampling.presence_penalty if fresh else 0)

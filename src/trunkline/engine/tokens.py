@@ -7,7 +7,7 @@ Errors:
 
 import ctypes
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -92,9 +92,9 @@ class Vocabulary:
     def _text_of(self, token: int | None) -> bytes:
         return b"" if token is None else self.pieces[token]
 
-    def shown(self, token: int) -> bytes:
-        """What a reader sees of `token`: its piece, and nothing of a control token."""
-        return b"" if token in self.control else self.pieces[token]
+    def shown(self, token: int, visible: Container[int] = ()) -> bytes:
+        """What a reader sees of `token`: its piece, and nothing of a control token that is not `visible`."""
+        return b"" if token in self.control and token not in visible else self.pieces[token]
 
     def check(self, tokens: Sequence[int] | Ints) -> Ints:
         """`tokens` as an array. Raises `TextError` when one is outside the vocabulary."""

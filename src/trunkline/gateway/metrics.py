@@ -20,6 +20,7 @@ SHORT_STEP_TOKENS = 64
 
 LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 TOKEN_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5)
+MASK_S = (0.00002, 0.00005, 0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
 GAP_S = (0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 
 ENGINE_COUNTERS = {
@@ -88,6 +89,24 @@ class Metrics:
             buckets=TOKEN_S,
             registry=registry,
         )
+        self.constrained = Counter(
+            "trunkline_constrained_tokens",
+            "Tokens of turns under a grammar, by the kind of step and by whether the grammar forced or allowed them.",
+            ["kind", "how"],
+            registry=registry,
+        )
+        self.saved_passes = Counter(
+            "trunkline_saved_passes",
+            "Model passes that turns took fewer than tokens, since a grammar forced some.",
+            ["kind"],
+            registry=registry,
+        )
+        self.mask = Histogram(
+            "trunkline_mask_seconds",
+            "Mean time that a turn's grammar took for each token that was chosen under it.",
+            buckets=MASK_S,
+            registry=registry,
+        )
         self.http_requests = Counter(
             "trunkline_http_requests",
             "HTTP requests answered (status 499: the client left first).",
@@ -118,8 +137,17 @@ class Metrics:
             self.ttft.observe((row.queue_ms + row.prefill_ms) / 1000)
         if row.completion_tokens > 1:
             self.time_per_token.observe(row.decode_ms / 1000 / (row.completion_tokens - 1))
+        if row.constraint is not None:
+            self._count_constrained(row, row.constraint)
         if row.tool_gap_ms is not None:
             self.tool_gap.observe(row.tool_gap_ms / 1000)
+
+    def _count_constrained(self, row: TurnRow, kind: str) -> None:
+        chosen = row.completion_tokens - row.forced_tokens
+        self.constrained.labels(kind, "forced").inc(row.forced_tokens)
+        self.constrained.labels(kind, "sampled").inc(chosen)
+        self.saved_passes.labels(kind).inc(row.saved_passes)
+        self.mask.observe(row.mask_ms / 1000 / max(1, chosen))
 
     def render(self, records_lost: int) -> bytes:
         """The text that `/metrics` returns."""

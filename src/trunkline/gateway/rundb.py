@@ -63,6 +63,11 @@ MIGRATIONS = (
     "ALTER TABLE turns ADD COLUMN prompt_digest TEXT NOT NULL DEFAULT '';",
     # 4: where a prompt left the prefix that it should have shared
     "ALTER TABLE turns ADD COLUMN diff BLOB NOT NULL DEFAULT 'null';",
+    # 5: what a grammar did
+    'ALTER TABLE turns ADD COLUMN "constraint" TEXT;'
+    "ALTER TABLE turns ADD COLUMN forced_tokens INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE turns ADD COLUMN saved_passes INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE turns ADD COLUMN mask_ms REAL NOT NULL DEFAULT 0;",
 )
 """From version 1 on, the statements that lead to the next. What has landed is never edited."""
 

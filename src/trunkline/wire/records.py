@@ -42,6 +42,9 @@ class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     `relation` says how the turn was given to its run (`core/types.py`; empty in records from before it was kept), on
     the evidence of `shared_tokens` in front that had arrived before and `passages` of the run's own text further on.
     Equal prompts have equal digests.
+
+    `constraint` is the kind of grammar that the answer followed, `forced_tokens` how many of its tokens that forced,
+    `saved_passes` how many model passes fewer than tokens it took, `mask_ms` what the grammar took of the time.
     """
 
     index: int
@@ -66,6 +69,10 @@ class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     passages: int = 0
     prompt_digest: str = ""
     diff: DiffRow | None = None
+    constraint: str | None = None
+    forced_tokens: int = 0
+    saved_passes: int = 0
+    mask_ms: float = 0.0
 
 
 class RunTotals(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,10 +56,12 @@ def run_table(run: RunView) -> str:
 
 
 def turns_table(turns: Sequence[TurnRow]) -> str:
-    """One line a turn. Times are milliseconds."""
+    """One line a turn. Times are milliseconds. `forced`: tokens that a grammar forced, shown if it forced any."""
     if not turns:
         return "no turns yet"
-    numbers = ("turn", "prompt", "cached", "novel", "out", "gap", "queue", "prefill", "decode", "total")
+    forcing = any(turn.forced_tokens for turn in turns)
+    times = ("gap", "queue", "prefill", "decode", "total")
+    numbers = ("turn", "prompt", "cached", "novel", "out", *(["forced"] * forcing), *times)
     header = (*numbers, "end", "relation", "misses")
     rows = [
         (
@@ -68,6 +70,7 @@ def turns_table(turns: Sequence[TurnRow]) -> str:
             f"{turn.cached_tokens:,}",
             f"{turn.novel_tokens:,}",
             f"{turn.completion_tokens:,}",
+            *([f"{turn.forced_tokens:,}"] * forcing),
             milliseconds(turn.tool_gap_ms),
             milliseconds(turn.queue_ms),
             milliseconds(turn.prefill_ms),
@@ -79,7 +82,7 @@ def turns_table(turns: Sequence[TurnRow]) -> str:
         )
         for turn in turns
     ]
-    return table(header, rows, left=(10, 11, 12))
+    return table(header, rows, left=tuple(range(len(numbers), len(header))))
 
 
 def misses(rows: Sequence[MissRow]) -> str:
