@@ -9,6 +9,7 @@ from trunkline.core.types import CoreSettings, EndReason, Ints, MemoryKind
 from trunkline.engine.embedded import EmbeddedEngine
 from trunkline.engine.memory import Slots
 from trunkline.engine.model import Model
+from trunkline.engine.sampling import Choosers, Sampler
 from trunkline.wire.journal import Journal
 from trunkline.wire.records import TurnRow
 from trunkline.wire.turns import Delta, Ended, Failed, RunHint, Sampling, TurnRequest
@@ -33,11 +34,15 @@ def make_settings(model: Model, **changes: object) -> CoreSettings:
 class Served:
     """An engine, started; `rows` are its turns in the order they ended."""
 
-    def __init__(self, model: Model, settings: CoreSettings, journal: Journal | None = None) -> None:
+    def __init__(
+        self, model: Model, settings: CoreSettings, journal: Journal | None = None, choosers: Choosers = Sampler
+    ) -> None:
         self.rows: list[TurnRow] = []
         self.runs: list[str] = []
         self.slots = Slots(model, slots=settings.slots, slot_tokens=settings.slot_tokens)
-        self.engine = EmbeddedEngine(model, self.slots, settings, name="m", sink=self._sink, journal=journal)
+        self.engine = EmbeddedEngine(
+            model, self.slots, settings, name="m", sink=self._sink, journal=journal, choosers=choosers
+        )
         self.engine.start()
 
     def __enter__(self) -> "Served":

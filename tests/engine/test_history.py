@@ -322,3 +322,35 @@ def test_the_index_finds_what_a_search_from_end_to_end_finds(turns: list[tuple[s
         assert prompt == reference.tokenize(text)[0]
         reference.remember(text, letters(vocab, said))
     assert ids(history.tokenize(last, salt="")) == reference.tokenize(last)[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_text_around_shown_control_tokens_keeps_its_tokens(name: str) -> None:
+    """A call's marker is a control token that the client sees and sends back as text."""
+    vocab = vocabulary(name)
+    history, prompt_text = History(vocab), chat(name, "hi")
+    marker = next(token for text, token in vocab.cuts.items() if len(text) > 6 and token not in vocab.end_tokens)
+    answer = [*letters(vocab, "thinking"), marker, *letters(vocab, "calls it"), marker, *letters(vocab, "twice")]
+    told = b"".join(vocab.shown(token, {marker}) for token in answer).decode()
+    prompt = history.tokenize(prompt_text, salt="k")
+    history.remember(salt="k", text=prompt_text, prompt=prompt, generated=answer, visible=told, shown={marker})
+    assert vocab.control[marker] in told
+    for text in (prompt_text + told, prompt_text + told + "\nand more"):
+        again = ids(history.tokenize(text, salt="k"))
+        assert again[: len(prompt) + len(answer)] == [*ids(prompt), *answer]
+    other = ids(history.tokenize(prompt_text + told, salt="another"))
+    assert other != [*ids(prompt), *answer]
+
+
+def test_what_a_stop_string_cut_behind_a_shown_control_token_is_not_remembered() -> None:
+    vocab = vocabulary("smollm2")
+    history, prompt_text = History(vocab), chat("smollm2", "hi")
+    marker = next(token for text, token in vocab.cuts.items() if len(text) > 6 and token not in vocab.end_tokens)
+    said, cut = letters(vocab, "kept"), letters(vocab, "also stop")
+    told = f"kept{vocab.control[marker]}also"
+    prompt = history.tokenize(prompt_text, salt="")
+    history.remember(
+        salt="", text=prompt_text, prompt=prompt, generated=[*said, marker, *cut], visible=told, shown={marker}
+    )
+    again = ids(history.tokenize(prompt_text + told, salt=""))
+    assert again[len(prompt) :] == [*said, marker, *letters(vocab, "also")]

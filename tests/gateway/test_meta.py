@@ -4,9 +4,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.gateway.conftest import Served
-from tests.gateway.scripted import BOS, CONTEXT
+from tests.gateway.scripted import BOS, CONTEXT, make_row
 from tests.gateway.test_errors import error_of
 from trunkline.core.types import EndReason, MissReason
+from trunkline.gateway.metrics import Metrics
 
 
 def test_the_model_is_listed_with_its_context(gateway: Served) -> None:
@@ -126,6 +127,23 @@ def test_engine_values_are_exported_under_our_names_and_vllms(gateway: Served) -
     }
     assert {name: seen[name, "0", "scripted"] for name in expected} == expected
     assert seen["vllm:cache_config_info", "1", "0", "4096"] == 1
+
+
+def test_what_a_grammar_forced_and_saved_is_counted_by_kind(gateway: Served) -> None:
+    metrics = Metrics(gateway.executor)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
+    assert value("trunkline_constrained_tokens_total", kind="tool_call", how="forced") == 0
+    row = make_row(constraint="tool_call", completion_tokens=20, forced_tokens=15, saved_passes=14, mask_ms=1.0)
+    metrics.turn_ended(row)
+    metrics.turn_ended(make_row(completion_tokens=20))
+    assert value("trunkline_constrained_tokens_total", kind="tool_call", how="forced") == 15
+    assert value("trunkline_constrained_tokens_total", kind="tool_call", how="sampled") == 5
+    assert value("trunkline_saved_passes_total", kind="tool_call") == 14
+    assert value("trunkline_mask_seconds_sum") == pytest.approx(0.0002)
+    assert value("trunkline_mask_seconds_count") == 1
 
 
 def test_unknown_paths_do_not_make_labels(gateway: Served) -> None:

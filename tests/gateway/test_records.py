@@ -36,7 +36,13 @@ def records(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunRecor
 
 def test_a_turn_is_visible_once_committed_returns(records: RunRecords) -> None:
     row = make_row(
-        misses=(MissRow(reason="evicted", tokens=6, detail="decision 3"),), tool_gap_ms=12.5, normalized={"dates": 2}
+        misses=(MissRow(reason="evicted", tokens=6, detail="decision 3"),),
+        tool_gap_ms=12.5,
+        normalized={"dates": 2},
+        constraint="tool_call",
+        forced_tokens=12,
+        saved_passes=11,
+        mask_ms=0.75,
     )
     text = {"before": "cch=", "was": "1f3a9", "now": "22bcd", "after": ";\n"}
     diff = DiffRow(run="run-b", at_token=7, was_tokens=20, now_tokens=30, culprit="billing", **text)
@@ -261,13 +267,15 @@ def test_records_of_the_first_version_are_read_and_written(tmp_path: Path) -> No
     before = reader.run("", "r")
     reader.close()
     records = RunRecords(path)
-    records.turn("", "r", None, "header", make_row(index=1, normalized={"billing": 1}))
+    new = make_row(index=1, normalized={"billing": 1}, constraint="json_schema", forced_tokens=2)
+    records.turn("", "r", None, "header", new)
     done(records.committed())
     after = records.run("", "r")
     records.close()
     assert before is not None and after is not None
     assert [turn.normalized for turn in before.turns] == [{}]
     assert [(turn.index, turn.normalized) for turn in after.turns] == [(0, {}), (1, {"billing": 1})]
+    assert [(turn.constraint, turn.forced_tokens) for turn in after.turns] == [(None, 0), ("json_schema", 2)]
     RunRecords(path).close()  # and what was brought up to date opens again
 
 

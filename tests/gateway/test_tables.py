@@ -4,7 +4,7 @@ import msgspec
 
 from tests.gateway.scripted import make_row
 from trunkline.wire.records import DiffRow, MissRow, RunRow, RunTotals, RunView
-from trunkline.wire.tables import diff_text, moment, percent, run_table, runs_table, table
+from trunkline.wire.tables import diff_text, moment, percent, run_table, runs_table, table, turns_table
 
 NEVER_SEEN = MissRow(reason="never_seen", tokens=1200)
 
@@ -145,3 +145,12 @@ def test_a_difference_is_shown_with_its_culprit_and_what_helps() -> None:
     own = make_row(diff=msgspec.structs.replace(diff, run="fix-7", after=""))
     assert diff_text(view, own).startswith("turn 0 left its run's own history at token")
     assert diff_text(view, own).endswith("   (they do not go on alike within what is kept)")
+
+
+def test_forced_tokens_have_a_column_where_a_grammar_forced_any() -> None:
+    plain, forced = make_row(), make_row(index=1, constraint="tool_call", forced_tokens=1234)
+    assert "forced" not in turns_table((plain,))
+    header, _, *lines = turns_table((plain, forced)).splitlines()
+    at = header.split().index("forced")
+    assert [line.split()[at] for line in lines] == ["0", "1,234"]
+    assert header.split()[at - 1 : at + 2] == ["out", "forced", "gap"]

@@ -17,7 +17,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from trunkline.engine.schema_errors import explain
+from trunkline.engine.schema_errors import explain, unenforced
 from trunkline.engine.tokens import TEXT, Vocabulary
 from trunkline.wire.turns import Constraint, ConstraintError
 
@@ -84,10 +84,13 @@ class Grammars:
         fresh = LLMatcher(self._tokenizer, grammar, limits=LIMITS, log_level=0)
         if fresh.is_error():
             raise ConstraintError(explain(grammar, fresh.get_error(), LIMITS))
+        if "exclusiveM" in grammar and (problem := unenforced(grammar)):
+            raise ConstraintError(problem)
         # A first step builds most of the lexer, which all copies share; and a grammar that allows nothing shows here.
         trial = Guide(fresh.deep_copy(), self._size)
         try:
-            if not trial.done and not trial.forced():
+            trial.take(trial.forced())
+            if not trial.done:
                 trial.allowed()
         except DeadEnd:
             raise ConstraintError("no text satisfies the schema") from None

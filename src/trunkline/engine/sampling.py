@@ -13,12 +13,11 @@ Errors:
 """
 
 import math
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from collections.abc import Callable
-from typing import Protocol
 
 from trunkline.core.types import Ints
 from trunkline.wire.turns import Sampling, TokenLogprob

@@ -1,20 +1,22 @@
-"""Where in a JSON schema the reason lies that a grammar was refused.
+"""Where in a JSON schema the reason lies that a grammar was refused, and what `llguidance` would not enforce.
 
 `llguidance` says what is wrong, but not always where. A part of a schema that is refused by itself with the same words
 is where it is: it is looked for from the root down.
 """
 
+import functools
 import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 _MOST_TRIES = 300
 _SCHEMA = re.compile(r"%json\s*(?=[{])")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTED = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
 
 
@@ -29,6 +31,39 @@ def explain(grammar: str, error: str, limits: LLParserLimits) -> str:
         if where is not None:
             return f"{what} (at {where} of the schema)"
     return what
+
+
+def unenforced(grammar: str) -> str | None:
+    """A bound that the grammar would not keep, as an error; None if there is none.
+
+    `llguidance` 1.9 lets a number be its own exclusive bound where both bounds lie between two neighbouring integers.
+    """
+    for schema in _schemas(grammar):
+        for pointer, part in _walk(schema, "#"):
+            for keyword in ("exclusiveMinimum", "exclusiveMaximum"):
+                bound = part.get(keyword)
+                if isinstance(bound, int | float) and not isinstance(bound, bool) and _allows(part, bound):
+                    fix = "give a bound that may be reached"
+                    return f"{keyword} {bound} cannot be kept: {fix} (at {pointer} of the schema)"
+    return None
+
+
+def _allows(schema: dict[str, Any], number: float) -> bool:
+    bounds = {key: value for key, value in schema.items() if key in _BOUNDS}
+    matcher = LLMatcher(_bytes(), f"start: %json {json.dumps({'type': 'number', **bounds})}", log_level=0)
+    text = str(int(number)) if number == int(number) else repr(number)
+    return matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
+
+
+@functools.cache
+def _bytes() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
+def _walk(schema: dict[str, Any], pointer: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield pointer, schema
+    for name, part in _parts(schema):
+        yield from _walk(part, f"{pointer}/{name}")
 
 
 def _what(error: str) -> str:

@@ -20,6 +20,9 @@ SHORT_STEP_TOKENS = 64
 
 LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 TOKEN_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5)
+CONSTRAINT_KINDS = ("tool_call", "json_schema", "json_object")
+"""Kinds of constrained steps whose counters exist from 0."""
+
 MASK_S = (0.00002, 0.00005, 0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
 GAP_S = (0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 
@@ -89,6 +92,18 @@ class Metrics:
             buckets=TOKEN_S,
             registry=registry,
         )
+        self.http_requests = Counter(
+            "trunkline_http_requests",
+            "HTTP requests answered (status 499: the client left first).",
+            ["route", "method", "status"],
+            registry=registry,
+        )
+        self.http_in_flight = Gauge("trunkline_http_generations", "Generation requests in flight.", registry=registry)
+        self.records_lost = Gauge("trunkline_records_lost", "Turns whose record was not written.", registry=registry)
+        self._add_constrained(registry)
+        registry.register(_Engine(executor, self))
+
+    def _add_constrained(self, registry: CollectorRegistry) -> None:
         self.constrained = Counter(
             "trunkline_constrained_tokens",
             "Tokens of turns under a grammar, by the kind of step and by whether the grammar forced or allowed them.",
@@ -107,15 +122,10 @@ class Metrics:
             buckets=MASK_S,
             registry=registry,
         )
-        self.http_requests = Counter(
-            "trunkline_http_requests",
-            "HTTP requests answered (status 499: the client left first).",
-            ["route", "method", "status"],
-            registry=registry,
-        )
-        self.http_in_flight = Gauge("trunkline_http_generations", "Generation requests in flight.", registry=registry)
-        self.records_lost = Gauge("trunkline_records_lost", "Turns whose record was not written.", registry=registry)
-        registry.register(_Engine(executor, self))
+        for kind in CONSTRAINT_KINDS:
+            self.saved_passes.labels(kind)
+            for how in ("forced", "sampled"):
+                self.constrained.labels(kind, how)
 
     def turn_ended(self, row: TurnRow) -> None:
         """Count one turn. Thread-safe."""
