@@ -5,7 +5,7 @@ that generated their last token end, and what waited is handled. A plan that rep
 something else is due.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from trunkline.core.types import (
     Prompt,
     RunKey,
     RunOrigin,
+    SlotId,
     TurnId,
     TurnRecord,
 )
@@ -244,11 +245,12 @@ class Node:
         if isinstance(call, act.Prefill) and call.slot in unusable:
             return -1.0
         if self._faults.call_fails():
-            failed += [call.turn] if isinstance(call, act.Prefill) else [turn for turn, _ in call.turns]
+            failed += [turn for turn, _ in _places(call)]
             return -1.0
         if isinstance(call, act.Prefill):
             ms = self._costs.prefill_ms(call.end - call.start, call.start)
         else:
+            assert isinstance(call, act.Decode), "no grammar forces tokens here"
             count, context = len(call.turns), self._context(call)
             ms = decodes_ms(self._costs, count, context, repeats) - self._costs.step_ms * repeats
         return self._faults.slowed(ms * self._noise.of(repeats))
@@ -256,8 +258,7 @@ class Node:
     def _compute(self, memory: Memory, step: Step) -> None:
         """The calls as the memory sees them."""
         for call, ms in zip(step.plan.calls, step.calls_ms, strict=True):
-            pairs = [(call.turn, call.slot)] if isinstance(call, act.Prefill) else call.turns
-            for turn_id, slot in pairs:
+            for turn_id, slot in _places(call):
                 turn = self.live[turn_id]
                 if turn_id in step.failed:
                     memory.lost(slot)
@@ -330,6 +331,11 @@ class Node:
 
 def _sampled(call: act.Call) -> list[TurnId]:
     """The turns that get a token from a call."""
-    if isinstance(call, act.Prefill):
-        return [call.turn] if call.last else []
-    return [turn for turn, _ in call.turns]
+    if isinstance(call, act.Decode):
+        return [turn for turn, _ in call.turns]
+    return [call.turn] if call.last else []
+
+
+def _places(call: act.Call) -> Sequence[tuple[TurnId, SlotId]]:
+    """The turns that a call computes for, with their slots."""
+    return call.turns if isinstance(call, act.Decode) else [(call.turn, call.slot)]
