@@ -11,11 +11,13 @@ from trunkline.gateway.executor import ConstraintError, ModelInfo, TemplateError
 from trunkline.wire.records import MissRow, TurnRow
 from trunkline.wire.turns import (
     Accepted,
+    CallFormat,
     Constraint,
     Delta,
     Ended,
     Placed,
     PromptLogprobs,
+    TemplateTraits,
     TokenLogprob,
     TurnEvent,
     TurnRequest,
@@ -58,6 +60,8 @@ class ScriptedExecutor:
         self.sink = sink
         self.reply = "hello"
         self.script: Script = say_reply
+        self.context = CONTEXT
+        self.traits = TemplateTraits(CallFormat.HERMES)
         self.not_ready: str | None = None
         self.requests: list[TurnRequest] = []
         self.strict_template = False
@@ -77,7 +81,7 @@ class ScriptedExecutor:
 
     @property
     def model(self) -> ModelInfo:
-        return ModelInfo(id="scripted", max_model_len=CONTEXT, created=1_700_000_000, vocab_size=258)
+        return ModelInfo("scripted", self.context, 1_700_000_000, 258, self.traits)
 
     def ready(self) -> str | None:
         return self.not_ready

@@ -205,6 +205,9 @@ def test_n_choices_stream_side_by_side(gateway: Served) -> None:
     assert sorted(finished) == [0, 1, 2]
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
 def test_text_parts_are_joined_and_tools_are_rendered(gateway: Served) -> None:
     gateway.post(
         "/v1/chat/completions",
@@ -212,7 +215,7 @@ def test_text_parts_are_joined_and_tools_are_rendered(gateway: Served) -> None:
             "messages": [
                 {"role": "developer", "content": "be brief"},
                 {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-                {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+                {"role": "assistant", "content": None, "tool_calls": [CALL]},
                 {"role": "tool", "content": "42", "tool_call_id": "1"},
             ],
             "tools": [{"type": "function", "function": {"name": "add"}}],

@@ -23,6 +23,7 @@ from trunkline.engine.model import Model
 from trunkline.engine.sampling import Choosers, Sampler, SamplingError
 from trunkline.engine.template import ChatTemplate
 from trunkline.engine.tokens import Vocabulary
+from trunkline.engine.traits import template_traits
 from trunkline.wire.journal import Journal
 from trunkline.wire.turns import Constraint, ConstraintError, Ended, Failed, ModelInfo, TurnEvent, TurnRequest
 
@@ -50,7 +51,8 @@ class EmbeddedEngine:
             bos_token=self._vocabulary.bos_text.decode(),
             eos_token=self._vocabulary.eos_text.decode(),
         )
-        self._served = ModelInfo(name, settings.slot_tokens, int(time.time()), self._vocabulary.size)
+        traits = template_traits(self._template.render, self._vocabulary.control)
+        self._served = ModelInfo(name, settings.slot_tokens, int(time.time()), self._vocabulary.size, traits)
         self._loop = EngineLoop(
             slots, settings, self._vocabulary, self._history, node="embedded", sink=sink, journal=journal
         )

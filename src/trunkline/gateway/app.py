@@ -39,6 +39,8 @@ from trunkline.gateway.responses.endpoints import StoredResponses
 from trunkline.gateway.responses.store import ResponseStore
 from trunkline.gateway.runs import Runs
 from trunkline.gateway.settings import GatewaySettings
+from trunkline.gateway.tools.checks import Checks
+from trunkline.gateway.tools.memory import CallMemory
 
 log = logging.getLogger("trunkline.gateway")
 
@@ -68,6 +70,8 @@ def build_app(
         flights=flights,
         token_text=TokenTexts(executor),
         noise=NoiseFilter(settings.normalize),
+        calls=CallMemory(settings.call_memory_bytes),
+        checks=Checks(executor),
     )
 
     @asynccontextmanager

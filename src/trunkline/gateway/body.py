@@ -32,21 +32,16 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 DISCARD_FACTOR = 4
 
 REFUSED_FIELDS = {
-    "functions": "tool calling is not served yet; describe the functions in the messages",
-    "function_call": "tool calling is not served yet",
+    "functions": "send the functions as `tools`",
+    "function_call": "send `tool_choice` instead",
     "modalities": "only text is served; leave it out",
     "audio": "only text is served; leave it out",
     "suffix": "insertion is not served; put everything the model may see into `prompt`",
     "prompt_embeds": "embeddings are not served; send text or token ids in `prompt`",
     "use_beam_search": "beam search is not served; sample with `n`",
     "chat_template": "the model's own template is used; render yours and send the text to `/v1/completions`",
-    "structured_outputs": "constrained output is not served; ask for the format in the prompt",
-    "guided_json": "constrained output is not served; ask for the format in the prompt",
-    "guided_regex": "constrained output is not served; ask for the format in the prompt",
-    "guided_choice": "constrained output is not served; ask for the format in the prompt",
-    "guided_grammar": "constrained output is not served; ask for the format in the prompt",
-    "json_schema": "constrained output is not served; ask for the format in the prompt",
-    "grammar": "constrained output is not served; ask for the format in the prompt",
+    "json_schema": "send it as `response_format` or `guided_json`",
+    "grammar": "send it in Lark as `guided_grammar`",
 }
 """Fields that would change the answer and cannot be honoured, with what to do instead."""
 

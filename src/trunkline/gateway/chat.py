@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from trunkline.gateway.answers import plan_answer, read_wanted
 from trunkline.gateway.body import BodyDecoder
 from trunkline.gateway.chat_reply import ChatReply
 from trunkline.gateway.context import Gateway
-from trunkline.gateway.errors import InvalidRequest, Unsupported
+from trunkline.gateway.errors import InvalidRequest
 from trunkline.gateway.identity import identify, salt_of
 from trunkline.gateway.messages import render
 from trunkline.gateway.params import (
@@ -18,7 +20,7 @@ from trunkline.gateway.params import (
     stop_tokens,
     stops,
 )
-from trunkline.gateway.readers import PlainReader, ReaderFactory
+from trunkline.gateway.readers import ReaderFactory
 from trunkline.gateway.replies import Asked, Reply
 from trunkline.wire.openai import ChatBody
 from trunkline.wire.turns import TurnRequest
@@ -78,7 +80,6 @@ def chat_turn(
     executor, settings = gateway.executor, gateway.settings
     model = executor.model
     check_model(body.model, model, settings)
-    _refuse_what_needs_constraints(body)
     hint = identify(headers, session_id=body.session_id, prompt_cache_key=body.prompt_cache_key, metadata=body.metadata)
     n = int_in_range("n", body.n, 1, 1, settings.max_choices)
     how = sampling(body, model.vocab_size)
@@ -87,6 +88,7 @@ def chat_turn(
     asked_tokens = _max_tokens(body)
     salt = salt_of(scope, body.cache_salt)
     quiet = gateway.noise.settle(salt, body.messages, body.tools)
+    wanted = read_wanted(gateway, body, quiet.tools)
     text = render(
         executor,
         quiet.messages,
@@ -94,7 +96,9 @@ def chat_turn(
         body.chat_template_kwargs,
         body.add_generation_prompt,
         body.continue_final_message,
+        partial(gateway.calls.recall, salt),
     )
+    answer = plan_answer(gateway, wanted, text, salt)
     tokens = executor.tokenize(text, salt=salt, bos=True)
     limit = completion_limit(model.max_model_len, len(tokens), asked_tokens, default=None, param="messages", clip=clip)
     prompt = TurnRequest(
@@ -108,23 +112,10 @@ def chat_turn(
         stop_tokens=end_tokens,
         logprobs=logprobs,
         normalized=quiet.normalized,
+        constraint=answer.constraint,
+        show_control=answer.show_control,
     )
-    return ChatTurn(prompt=prompt, n=n, reader=PlainReader)
-
-
-def _refuse_what_needs_constraints(body: ChatBody) -> None:
-    choice = body.tool_choice
-    if choice is not None and choice not in ("none", "auto"):
-        raise Unsupported(
-            '`tool_choice` is not supported except "none" and "auto": tool calls cannot be forced yet.',
-            param="tool_choice",
-        )
-    kind = (body.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise Unsupported(
-            '`response_format` is not supported except {"type": "text"}; ask for the format in the messages.',
-            param="response_format",
-        )
+    return ChatTurn(prompt=prompt, n=n, reader=answer.reader)
 
 
 def _logprobs(body: ChatBody, most: int) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from trunkline.core.types import Ints
+from trunkline.gateway.answers import plan_completion
 from trunkline.gateway.body import BodyDecoder
 from trunkline.gateway.context import Gateway, TokenTexts
 from trunkline.gateway.errors import ApiError, InvalidRequest, InvalidType, Unsupported
@@ -64,6 +65,7 @@ class CompletionDialect:
             stop_tokens=stop_tokens(body, model.vocab_size),
             logprobs=logprobs,
             prompt_logprobs=bool(body.echo) and logprobs is not None,
+            constraint=plan_completion(self._gateway, body),
         )
         prompts = self._prompts(body, first)
         if len(prompts) * n > settings.max_choices:

@@ -13,6 +13,8 @@ from trunkline.gateway.noise import NoiseFilter
 from trunkline.gateway.records import RunRecords
 from trunkline.gateway.responses.store import ResponseStore
 from trunkline.gateway.settings import GatewaySettings
+from trunkline.gateway.tools.checks import Checks
+from trunkline.gateway.tools.memory import CallMemory
 
 
 class ActiveRuns:
@@ -64,6 +66,8 @@ class Gateway:
     flights: Flights
     token_text: TokenTexts
     noise: NoiseFilter
+    calls: CallMemory
+    checks: Checks
     active: ActiveRuns = field(default_factory=ActiveRuns)
 
     def check_ready(self) -> None:

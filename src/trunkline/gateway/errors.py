@@ -9,6 +9,7 @@ Under `/v1/messages` the same document is also Anthropic's, so that clients of b
     │   ├── InvalidType               400     invalid_type
     │   ├── MissingField              400     missing_required_parameter
     │   ├── Unsupported               400     unsupported_parameter
+    │   ├── InvalidSchema             400     invalid_schema
     │   ├── ContextOverflow           400     context_length_exceeded
     │   └── TemplateRefused           400     template_error
     ├── Unauthorized                  401     invalid_api_key
@@ -123,6 +124,12 @@ class Unsupported(InvalidRequest):
     """A field that would change the answer in a way that is not served."""
 
     code = "unsupported_parameter"
+
+
+class InvalidSchema(InvalidRequest):
+    """A schema, or another constraint on the answer, that cannot be compiled or satisfied; says where."""
+
+    code = "invalid_schema"
 
 
 class ContextOverflow(InvalidRequest):

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -109,6 +110,7 @@ class Meta:
                 body.chat_template_kwargs,
                 body.add_generation_prompt,
                 body.continue_final_message,
+                partial(self._gateway.calls.recall, salt),
             )
         else:
             assert body.prompt is not None

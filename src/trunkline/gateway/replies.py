@@ -14,7 +14,7 @@ from trunkline.gateway.flights import RETRY_S
 from trunkline.gateway.readers import PlainReader, Reader, ReaderFactory
 from trunkline.gateway.turns import Turns
 from trunkline.wire.openai import Usage
-from trunkline.wire.outputs import Call, CallArguments, CallBegun, Part, Text, Thinking
+from trunkline.wire.outputs import Call, CallBegun, Part, Text, Thinking, calls_of
 from trunkline.wire.turns import Delta, Ended, Placed, PromptLogprobs, TokenLogprob, TurnRequest
 
 DONE = b"data: [DONE]\n\n"
@@ -69,12 +69,7 @@ class Outcome:
     @property
     def calls(self) -> list[Call]:
         """The calls, in order."""
-        pieces: dict[int, list[str]] = {}
-        for part in self.parts:
-            if isinstance(part, CallArguments):
-                pieces.setdefault(part.index, []).append(part.text)
-        begun = [part for part in self.parts if isinstance(part, CallBegun)]
-        return [Call(part.id, part.name, "".join(pieces.get(part.index, ()))) for part in begun]
+        return calls_of(self.parts)
 
 
 class Reply(Protocol):

@@ -13,6 +13,7 @@ class GatewaySettings:
 
     `api_keys` empty: anyone may call. `share_cache_across_keys` puts all keys into one scope: they share cached
     prefixes and see each other's runs. `request_timeout_s` bounds one request from body to last byte (None: no bound).
+    `call_memory_bytes` bounds the raw text of turns that called tools, kept so that they can be rendered again exactly.
     `normalize` names the client noise that is held still (`gateway/noise.py`).
     Bodies up to `inline_body_bytes` are parsed and tokenized on the event loop, larger ones in a thread.
     `model_aliases` are further names that the served model answers to; with `any_model` it answers to every name.
@@ -28,6 +29,9 @@ class GatewaySettings:
     max_choices: int = 128
     max_stops: int = 16
     max_top_logprobs: int = 20
+    max_tools: int = 512
+    max_schema_bytes: int = 128 * 1024
+    call_memory_bytes: int = 16 * MIB
     request_timeout_s: float | None = None
     drain_timeout_s: float = 30.0
     model_aliases: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ class ContentPart(msgspec.Struct):
 
 
 class Message(msgspec.Struct, omit_defaults=True):
-    """One chat message. `tool_calls` is passed to the template as it came."""
+    """One chat message. `reasoning` is another name of `reasoning_content`; `function_call` is refused."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -25,6 +25,8 @@ class Message(msgspec.Struct, omit_defaults=True):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    function_call: dict[str, Any] | None = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -59,6 +61,12 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     session_id: str | None = None
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 class ChatBody(GenerationBody, kw_only=True):
@@ -71,7 +79,10 @@ class ChatBody(GenerationBody, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+<<<<<<< HEAD
     response_format: dict[str, Any] | None = None
+=======
+>>>>>>> 4299b67 (Serve tool calls and structured answers)
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

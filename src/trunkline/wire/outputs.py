@@ -5,6 +5,7 @@ A turn's visible text becomes a sequence of parts. Text and thinking come in pie
 pieces are the whole.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -49,3 +50,13 @@ class Call:
     id: str
     name: str
     arguments: str
+
+
+def calls_of(parts: Sequence[Part]) -> list[Call]:
+    """The calls among `parts`, put together, in order."""
+    pieces: dict[int, list[str]] = {}
+    for part in parts:
+        if isinstance(part, CallArguments):
+            pieces.setdefault(part.index, []).append(part.text)
+    begun = [part for part in parts if isinstance(part, CallBegun)]
+    return [Call(part.id, part.name, "".join(pieces.get(part.index, ()))) for part in begun]

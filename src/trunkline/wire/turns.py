@@ -26,15 +26,20 @@ class CallFormat(StrEnum):
     MISTRAL = "mistral"
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}]`."""
     GENERIC = "generic"
-    """The template knows no tools: the gateway describes them in the system text and asks for Hermes' form."""
+    """The template knows no tools, or writes calls in a form that is none of these: the gateway describes the tools in
+    the system text and asks for Hermes' form."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
-    """What a model's chat template reveals. `thinking` is the pair of markers around reasoning text, if it has any."""
+    """What a model's chat template reveals. `thinking` is the pair of markers around reasoning text, if it has any.
+
+    `control` are the (text, id) of all control tokens that a format's markers can be: grammars name them by id.
+    """
 
     calls: CallFormat = CallFormat.GENERIC
     thinking: tuple[str, str] | None = None
+    control: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

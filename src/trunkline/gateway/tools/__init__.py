@@ -1,0 +1,1 @@
+"""Tool calls: what clients declare, and how families of models write them."""

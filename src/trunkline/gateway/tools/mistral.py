@@ -1,0 +1,137 @@
+r"""Mistral: a control token, then all calls in one list.
+
+[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]
+"""
+
+from collections.abc import Mapping, Sequence
+
+from trunkline.gateway.tools.declared import Choice
+from trunkline.gateway.tools.lark import Marker, quoted
+from trunkline.gateway.tools.memory import Said
+from trunkline.gateway.tools.scan import CallScan, NewId, held_back
+from trunkline.gateway.tools.syntax import Shape, call_rules, free_text
+from trunkline.wire.outputs import Part, Text
+
+BEGIN = "[TOOL_CALLS]"
+
+
+class Mistral:
+    """Implements `Syntax`."""
+
+    markers = (BEGIN,)
+
+    def __init__(self, control: Mapping[str, int]) -> None:
+        self._begin = Marker(BEGIN, control)
+
+    def grammar(self, shape: Shape) -> str:
+        """As `Syntax.grammar`. Some of these models were taught a blank before the list, some none."""
+        begin, comma = self._begin.rule, quoted(", ")
+        more = f" ({comma} call)*" if shape.choice.parallel else ""
+        rules = call_rules(shape.choice.names, "arguments")
+        rules += f"calls: {quoted(' ')}? {quoted('[')} call{more} {quoted(']')}\n"
+        if shape.choice.required:
+            return rules + f"body: {begin} calls\n"
+        if shape.answer is not None:
+            return rules + f"body: {shape.answer} | {begin} calls\n"
+        rules += free_text(shape.never) + "text: TEXT\nbody: text | head calls\n"
+        if self._begin.is_control:
+            return rules + f"head: TEXT {begin}\n"
+        return rules + f"head[lazy]: TEXT {begin}\n"
+
+    def silence(self, names: Sequence[str], never: Sequence[str]) -> str:
+        """As `Syntax.silence`."""
+        return free_text(never, None if self._begin.is_control else BEGIN) + "body: TEXT\n"
+
+    def reader(self, choice: Choice, new_id: NewId) -> "ListReader":
+        """As `Syntax.reader`."""
+        return ListReader(choice, new_id)
+
+
+class ListReader:
+    """Implements `Reader`."""
+
+    def __init__(self, choice: Choice, new_id: NewId) -> None:
+        self._names = frozenset(choice.names)
+        self._new_id = new_id
+        self._calls = 0
+        self._held = ""
+        self._passed = ""
+        self._in_list = False
+        self._scan: CallScan | None = None
+
+    def feed(self, text: str) -> Sequence[Part]:
+        """As `Reader.feed`."""
+        parts: list[Part] = []
+        while text:
+            if self._scan is not None:
+                parts += self._scan.feed(text)
+                text = self._leave(self._scan, parts) if self._scan.over else ""
+            elif self._in_list:
+                text = self._between(text, parts)
+            else:
+                text = self._read(text, parts)
+        return parts
+
+    def end(self) -> Sequence[Part]:
+        """As `Reader.end`."""
+        left = self._passed + self._held
+        if self._scan is not None:
+            left = self._scan.rest if self._scan.begun else self._passed + self._scan.unread
+        if self._calls and not left.strip(", \n"):
+            left = ""
+        return (Text(left),) if left else ()
+
+    def _read(self, text: str, parts: list[Part]) -> str:
+        """Text up to the list; returns what is behind its marker."""
+        held = self._held + text
+        before, marker, rest = held.partition(BEGIN)
+        shown = before
+        if marker:
+            self._held, self._passed, self._in_list = "", BEGIN, True
+        else:
+            shown = before[: len(before) - held_back(before, BEGIN)]
+            self._held = before[len(shown) :]
+        if shown and not (self._calls and not shown.strip()):
+            parts.append(Text(shown))
+        return rest
+
+    def _between(self, text: str, parts: list[Part]) -> str:
+        """Before a call or the list's end. `_passed` keeps the signs read since, in case no call comes."""
+        held = self._held + text
+        follows = held.lstrip(" \n[,")
+        self._held = ""
+        if not follows:
+            self._passed += held
+            return ""
+        self._passed += held[: len(held) - len(follows)]
+        if follows[0] == "{":
+            self._scan = CallScan(self._calls, self._names, self._new_id)
+            return follows
+        self._in_list = False
+        if follows[0] == "]" and self._calls:
+            self._passed = ""
+            return follows[1:]
+        passed, self._passed = self._passed, ""
+        parts.append(Text(passed))
+        return follows
+
+    def _leave(self, scan: CallScan, parts: list[Part]) -> str:
+        """The object is over; returns what is behind it."""
+        self._scan = None
+        if scan.failed:
+            parts.append(Text(self._passed))
+            self._passed, self._in_list = "", False
+        else:
+            self._calls += 1
+            self._passed = ""
+        return scan.rest
+
+
+def restored(rendered: str, said: Said) -> str:
+    """`rendered` with the list of `said`'s calls as it was generated, if the list is found by the ids in it."""
+    first, last = (f'"id": "{said.calls[at].id}"' for at in (0, -1))
+    start = rendered.rfind(BEGIN, 0, max(rendered.find(first), 0))
+    tail = last + "}]"
+    end = rendered.find(tail, start)
+    text = said.text[said.text.find(BEGIN) :]
+    return rendered if start < 0 or end < 0 else rendered[:start] + text + rendered[end + len(tail) :]
