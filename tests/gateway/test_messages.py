@@ -154,7 +154,7 @@ def test_a_tool_loop_reaches_the_template_as_chat_messages(gateway: Served) -> N
     assert assistant["reasoning_content"] == "hm"
     (call,) = assistant["tool_calls"]
     assert (call["id"], call["function"]["name"]) == ("t1", "add")
-    assert call["function"]["arguments"] == '{"b":2,"a":[1]}'
+    assert call["function"]["arguments"] == {"b": 2, "a": [1]}
     assert (first["tool_call_id"], second["tool_call_id"]) == ("t1", "t2")
 
 

@@ -175,8 +175,8 @@ def test_a_tool_loop_reaches_the_template_as_chat_messages(gateway: Served) -> N
     _, first, *results, second, _ = gateway.executor.rendered[-1]
     assert (first["reasoning_content"], second["reasoning_content"]) == ("hm", "well")
     assert [(call["id"], call["function"]["arguments"]) for call in first["tool_calls"]] == [
-        ("c1", '{"a": 1}'),
-        ("c2", "{}"),
+        ("c1", {"a": 1}),
+        ("c2", {}),
     ]
     assert [result["tool_call_id"] for result in results] == ["c1", "c2"]
 

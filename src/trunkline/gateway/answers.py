@@ -22,7 +22,7 @@ from trunkline.gateway.tools.llama3 import Llama3
 from trunkline.gateway.tools.memory import Said
 from trunkline.gateway.tools.mistral import Mistral
 from trunkline.gateway.tools.syntax import MakeSyntax, Shape, Syntax
-from trunkline.wire.openai import ChatBody, GenerationBody
+from trunkline.wire.openai import ChatBody, CompletionBody
 from trunkline.wire.outputs import CallBegun, Part, Text, Thinking, calls_of
 from trunkline.wire.turns import CallFormat, Constraint, TemplateTraits
 
@@ -96,7 +96,7 @@ def plan_answer(gateway: Gateway, wanted: Wanted, prompt: str, salt: str) -> Ans
     )
 
 
-def plan_completion(gateway: Gateway, body: GenerationBody) -> Constraint | None:
+def plan_completion(gateway: Gateway, body: CompletionBody) -> Constraint | None:
     """The constraint of a completion, which has neither tools nor thinking. Raises `InvalidRequest` or its kinds."""
     structure = read_structure(body, gateway.settings)
     if structure is None:

@@ -10,7 +10,7 @@ from trunkline.gateway.errors import InvalidRequest, InvalidType, MissingField, 
 from trunkline.gateway.settings import GatewaySettings
 from trunkline.gateway.tools.declared import check_schema
 from trunkline.gateway.tools.lark import any_of, quoted, schema_rule
-from trunkline.wire.openai import GenerationBody
+from trunkline.wire.openai import ChatBody, CompletionBody
 
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 MAX_CHOICES = 4096
@@ -29,7 +29,7 @@ class Structure:
     grammar: str | None = None
 
 
-def read_structure(body: GenerationBody, settings: GatewaySettings) -> Structure | None:
+def read_structure(body: ChatBody | CompletionBody, settings: GatewaySettings) -> Structure | None:
     """What `body` asks for; None for any text. Raises `InvalidRequest` or one of its kinds."""
     asked = [
         structure

@@ -61,7 +61,6 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     session_id: str | None = None
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
-    response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
@@ -79,10 +78,7 @@ class ChatBody(GenerationBody, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-<<<<<<< HEAD
     response_format: dict[str, Any] | None = None
-=======
->>>>>>> 4299b67 (Serve tool calls and structured answers)
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -93,6 +89,7 @@ class CompletionBody(GenerationBody, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
+    response_format: dict[str, Any] | None = None
     logprobs: int | None = None
     best_of: int | None = None
     add_special_tokens: bool | None = None
