@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo serve test check bench clean
+.PHONY: install demo serve test sim-hours check bench clean
 
 install: $(STAMP)
 
@@ -28,6 +28,9 @@ check: install
 
 test: check
 	$(BIN)/pytest
+
+sim-hours: install
+	$(BIN)/python -m tests.sim.chaos --first 1000
 
 bench: install
 	$(BIN)/python benchmarks/all.py

@@ -27,6 +27,7 @@ from trunkline.gateway.responses.store import ResponseStore
 from trunkline.gateway.rundb import RecordsError, RunReader, open_reader
 from trunkline.gateway.server import listen, run_server
 from trunkline.gateway.settings import GatewaySettings
+from trunkline.sim import calibrate
 from trunkline.sim import command as sim
 from trunkline.trace import command as trace
 from trunkline.wire import tables
@@ -85,6 +86,9 @@ def parser() -> argparse.ArgumentParser:
     )
     sim.add_arguments(simulate, _size)
     simulate.set_defaults(run=sim.run)
+    fitted = commands.add_parser("calibrate", help="fit a node's costs to its decision log, for `sim --node`")
+    calibrate.add_arguments(fitted)
+    fitted.set_defaults(run=calibrate.run)
     trace.add_commands(commands.add_parser("trace", help="import, count, cut and export agent traces"), recorded_runs)
     return root
 

@@ -233,6 +233,9 @@ class Agents:
         agent = self.in_flight.pop(turn.id)
         agent.outcome.refusals += 1
         agent.outcome.late_refusals += refusal.retry_after_s is not None and agent.next_turn > 0
+        if agent.left:
+            self._over(agent, LEFT)
+            return
         if refusal.retry_after_s is None:
             self._over(agent, f"turn {agent.next_turn} refused: {refusal.why}")
             return
@@ -243,7 +246,7 @@ class Agents:
         """A turn is over: note it, and go on if it ended well."""
         agent = self.in_flight.pop(turn.id)
         self.turns.append(self._outcome(agent, turn, record, reason))
-        if reason is EndReason.ABORTED:
+        if agent.left or reason is EndReason.ABORTED:
             self._over(agent, LEFT)
         elif reason is EndReason.FAILED:
             self.again(agent, turn)

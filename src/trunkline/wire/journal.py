@@ -29,6 +29,10 @@ _TYPES: dict[str, type] = {
 }
 
 
+class JournalError(ValueError):
+    """A file that should hold a decision log does not."""
+
+
 class Journal:
     """Writes a decision log. One thread uses it."""
 
@@ -73,21 +77,35 @@ class Journal:
             log.error("the decision log ends here: %s", error)
 
 
+def read(path: Path) -> Iterator[CoreSettings | Fact | StepPlan]:
+    """A log's entries in order; settings say that a fresh core decides from here on. Raises `JournalError`."""
+    number = 0
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                (value,) = json.loads(line).values()
+                entry = _built(value)
+                if not isinstance(entry, CoreSettings | StepPlan | Fact):
+                    raise TypeError(f"it holds a {type(entry).__name__}")
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise JournalError(f"{path}:{number}: not an entry of a decision log: {error}") from error
+            yield entry
+    if not number:
+        raise JournalError(f"{path}: an empty decision log")
+
+
 def replay(path: Path) -> Iterator[tuple[StepPlan, StepPlan]]:
     """Feed a log's facts to a fresh core; yields (plan in the log, plan made now) for every plan."""
-    with path.open(encoding="utf-8") as file:
-        core: Core | None = None
-        for line in file:
-            entry = json.loads(line)
-            if "settings" in entry:
-                core = Core(_built(entry["settings"]))
-                continue
-            assert core is not None, "a log begins with its settings"
-            if "fact" in entry:
-                core.handle(_built(entry["fact"]))
-            else:
-                logged: StepPlan = _built(entry["plan"])
-                yield logged, core.plan(logged.at_ms)
+    core: Core | None = None
+    for entry in read(path):
+        if isinstance(entry, CoreSettings):
+            core = Core(entry)
+            continue
+        assert core is not None, "a log begins with its settings"
+        if isinstance(entry, StepPlan):
+            yield entry, core.plan(entry.at_ms)
+        else:
+            core.handle(entry)
 
 
 def _plain(value: Any) -> Any:
