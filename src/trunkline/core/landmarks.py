@@ -7,6 +7,7 @@ told, tells nothing of either: boilerplate drops out by itself.
 """
 
 import hashlib
+from collections import OrderedDict
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ class Landmarks:
     """The latest `keep` passages of all runs. Text of different salts never meets."""
 
     def __init__(self, keep: int = 1 << 17) -> None:
-        self._owners: dict[int, _Owner | None] = {}
+        self._owners: OrderedDict[int, _Owner | None] = OrderedDict()  # a plain dict finds its oldest ever more slowly
         """None: said, or told, by several. Oldest first."""
         self._keep = keep
         self._seeds: dict[str, np.uint64] = {}
@@ -72,7 +73,7 @@ class Landmarks:
                 known = None
             self._owners[passage] = known
         while len(self._owners) > self._keep:
-            del self._owners[next(iter(self._owners))]
+            self._owners.popitem(last=False)
 
     def _seed(self, salt: str) -> np.uint64:
         if not salt:

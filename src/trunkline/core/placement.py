@@ -71,8 +71,9 @@ class Placement:
         if self._worth_waiting(turn, path, live[-1].end if live else 0, in_flight):
             return False
         wanted = {other.likely_slot for other in in_flight if other.phase is Phase.QUEUED and other is not turn}
+        kept = _ids(live)
         choice = min(
-            (self._option(slot, turn, live, coverage, wanted, now_ms) for slot in idle),
+            (self._option(slot, turn, live, kept, coverage, wanted, now_ms) for slot in idle),
             key=lambda pair: (pair[0], pair[1].slot.held, pair[1].slot.id),
         )[1]
         protected = _queued_paths(in_flight)
@@ -117,6 +118,7 @@ class Placement:
         slot: Slot,
         turn: Turn,
         live: list[Node],
+        kept: Set[NodeId],
         coverage: dict[int, int],
         wanted: Set[SlotId | None],
         now_ms: float,
@@ -133,14 +135,24 @@ class Placement:
         cost = self._costs.move_ms(end * self._settings.bytes_per_token) if load else 0.0
         if slot.leaf is not None and slot.held:
             whole = self._costs.move_ms(slot.held * self._settings.bytes_per_token)
-            kept = _ids(live)
-            lost = [node for node in slot.nodes() if node.id not in kept and not node.host]
-            cost += whole if any(self._retention.worth_saving(node, now_ms) for node in lost) else 0.0
+            cost += whole if self._worth_saving_first(slot, kept, now_ms) else 0.0
             if slot.id in wanted and slot.id != turn.likely_slot:
                 cost += self._costs.prefill_whole_ms(slot.held, 0, self._settings.max_slice_tokens)
             if load or end < slot.held:
                 cost += self._retention.chance(slot.leaf, now_ms) * whole
         return cost, Choice(slot, live, end, load)
+
+    def _worth_saving_first(self, slot: Slot, kept: Set[NodeId], now_ms: float) -> bool:
+        """Whether the slot would be copied out, in part, before a turn that keeps the nodes `kept` takes it."""
+        node = slot.leaf
+        while node is not None and node.parent is not None:
+            if node.host and self._settings.memory is MemoryKind.CUTTABLE:
+                return False  # so is all above it
+            lost = node.end <= slot.held and not node.host and node.id not in kept
+            if lost and self._retention.worth_saving(node, now_ms):
+                return True
+            node = node.parent
+        return False
 
     def look_again(self, turn: Turn) -> None:
         """Note what is held of a queued turn's prompt now."""

@@ -5,6 +5,8 @@ both from one thread, applies what they return, and reports with `StepDone`. Not
 same facts and the same `plan` times give the same plans.
 """
 
+from collections import OrderedDict
+
 from trunkline.core import lifecycle
 from trunkline.core.actions import Action, Decode, Extend, Load, Prefill, Save, StepPlan
 from trunkline.core.facts import (
@@ -45,7 +47,7 @@ class Core:
         self.state = State(settings)
         self._plan: tuple[StepPlan, Step] | None = None
         self._next_plan = 1
-        self._due: dict[RunKey, float] = {}
+        self._due: OrderedDict[RunKey, float] = OrderedDict()
         self._held_changed = False
 
     # --- facts ------------------------------------------------------------------------------------------------

@@ -15,10 +15,13 @@ LEAST = 1e-6
 the fastest."""
 
 
-class LinearCost:
-    """Milliseconds as a non-negative combination of features."""
+Features = tuple[float, float, float]
 
-    def __init__(self, prior: tuple[float, ...], scale: tuple[float, ...]) -> None:
+
+class LinearCost:
+    """Milliseconds as a non-negative combination of three features."""
+
+    def __init__(self, prior: Features, scale: Features) -> None:
         """`prior`: coefficients before anything was observed. `scale`: a typical size of each feature."""
         self._prior = prior
         self._ridge = tuple(0.5 * size**2 for size in scale)
@@ -26,7 +29,7 @@ class LinearCost:
         self._b = [0.0] * len(prior)
         self._coefficients = prior
 
-    def observe(self, features: tuple[float, ...], ms: float, count: int = 1) -> None:
+    def observe(self, features: Features, ms: float, count: int = 1) -> None:
         """Learn from one measured call, or from `count` like it that took `ms` each."""
         kept = FORGET**count
         weight = (1.0 - kept) / (1.0 - FORGET)
@@ -40,11 +43,13 @@ class LinearCost:
             known[i][i] += ridge
             known[i][-1] += ridge * prior
         solved = _solve(known)
-        self._coefficients = tuple(max(c, LEAST * prior) for c, prior in zip(solved, self._prior, strict=True))
+        first, second, third = (max(c, LEAST * prior) for c, prior in zip(solved, self._prior, strict=True))
+        self._coefficients = (first, second, third)
 
-    def predict(self, features: tuple[float, ...]) -> float:
+    def predict(self, features: Features) -> float:
         """Expected milliseconds."""
-        return sum(c * f for c, f in zip(self._coefficients, features, strict=True))
+        (a, b, c), (x, y, z) = self._coefficients, features
+        return a * x + b * y + c * z
 
 
 def _solve(rows: list[list[float]]) -> list[float]:
@@ -97,6 +102,8 @@ class CostModel:
 
     def slice_tokens(self, budget_ms: float, start: int, limit: int) -> int:
         """The most prompt tokens from `start` on whose slice is expected to fit `budget_ms` (at most `limit`)."""
+        if self.prefill_ms(limit, start) <= budget_ms:
+            return limit
         lo, hi = 0, limit
         while lo < hi:
             mid = (lo + hi + 1) // 2

@@ -30,7 +30,10 @@ class Death:
 
 
 class Node:
-    """One edge of the tree; `[start, end)` are its tokens' positions.
+    """One edge of the tree; `[start, end)` are its tokens' positions, `last_symbol` the symbol position after it.
+
+    `trunk` tells which of its root's children the path begins with (paths with different trunks share nothing). None of
+    `end`, `last_symbol` and `trunk` changes when an edge is cut.
 
     `host` says that its KV is in host memory. `prompt_ends` holds the runs one of whose prompts ended exactly here,
     with the turn whose it was, `leaves` those whose trajectory ends here now (True: open), `users` counts the open runs
@@ -40,11 +43,13 @@ class Node:
     __slots__ = (
         "children",
         "death",
+        "end",
         "first_symbol",
         "host",
         "host_bytes",
         "host_children",
         "id",
+        "last_symbol",
         "leaves",
         "parent",
         "prompt_ends",
@@ -52,6 +57,7 @@ class Node:
         "start",
         "symbols",
         "tokens",
+        "trunk",
         "used_ms",
         "users",
         "weights",
@@ -66,6 +72,9 @@ class Node:
         self.tokens = len(symbols) if weights is None else int(weights.sum())
         self.start: int = parent.end if parent else 0
         self.first_symbol: int = parent.last_symbol if parent else 0
+        self.end: int = self.start + self.tokens
+        self.last_symbol: int = self.first_symbol + len(symbols)
+        self.trunk: int = _trunk(self)
         self.children: dict[int, Node] = {}
         self.host = False
         self.host_bytes = 0
@@ -75,16 +84,6 @@ class Node:
         self.leaves: dict[RunKey, bool] = {}
         self.users = 0
         self.used_ms = 0.0
-
-    @property
-    def end(self) -> int:
-        """Position after the last token."""
-        return self.start + self.tokens
-
-    @property
-    def last_symbol(self) -> int:
-        """Symbol position after the last symbol."""
-        return self.first_symbol + len(self.symbols)
 
     def path(self) -> list["Node"]:
         """Nodes from below the root to this one."""
@@ -290,6 +289,9 @@ class PrefixTree:
 
 def common_ancestor(a: Node, b_path: dict[NodeId, Node]) -> Node | None:
     """The deepest node of `a`'s path that is among `b_path` (None: they share nothing)."""
+    b = next(iter(b_path.values()), None)
+    if b is None or b.trunk != a.trunk or b.salt != a.salt:
+        return None  # most runs share nothing, and paths are long
     node: Node | None = a
     while node is not None and node.parent is not None:
         if node.id in b_path:
@@ -303,7 +305,19 @@ def _verified_path(near: Node, prompt: Prompt) -> list[Node] | None:
     if near.last_symbol > len(prompt.symbols):
         return None
     path = near.path()
-    return path if all(_common(node, prompt) == len(node.symbols) for node in path) else None
+    return path if all(_continues(node, prompt) for node in path) else None
+
+
+def _continues(node: Node, prompt: Prompt) -> bool:
+    """Whether the prompt has all of the node at the node's place."""
+    place = slice(node.first_symbol, node.last_symbol)
+    if not (node.symbols == prompt.symbols[place]).all():
+        return False
+    if node.weights is None and prompt.weights is None:
+        return True
+    ours = ONE_EACH if node.weights is None else node.weights
+    theirs = ONE_EACH if prompt.weights is None else prompt.weights[place]
+    return bool((ours == theirs).all())
 
 
 def _common(node: Node, prompt: Prompt) -> int:
@@ -329,6 +343,13 @@ def _run_length(a: Ints, b: Ints) -> int:
     differ = a[:n] != b[:n]
     first = int(differ.argmax()) if n else 0
     return first if n and differ[first] else n
+
+
+def _trunk(node: Node) -> int:
+    """See `Node`. The root has none."""
+    if node.parent is None:
+        return 0
+    return _node_key(node) if node.parent.parent is None else node.parent.trunk
 
 
 def _key(prompt: Prompt, at: int) -> int:

@@ -1,5 +1,6 @@
 """The run table: lifecycle, branches, and where each run's prompts end."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -52,8 +53,8 @@ class RunTable:
     """The most recently used `keep` runs. Both orders are by last use, so that the oldest is found at once."""
 
     def __init__(self, keep: int = 20_000) -> None:
-        self._runs: dict[RunKey, Run] = {}
-        self._open: dict[RunKey, Run] = {}
+        self._runs: OrderedDict[RunKey, Run] = OrderedDict()
+        self._open: OrderedDict[RunKey, Run] = OrderedDict()
         self._keep = keep
         self._next_seq = 0
         self.restored = Remembered()
