@@ -124,7 +124,7 @@ def serve(args: argparse.Namespace) -> list[dict[str, Any]]:
         ("all noise, all normalizers", every, ",".join(Normalizer)),
         ("all noise, --normalize none", every, "none"),
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, kinds, normalize in lines:
         flags = [*args.serve_flags.split(), "--normalize", normalize]
         size = {"slots": SLOTS, "ctx": CTX, "host_mib": HOST_MIB}
@@ -204,7 +204,8 @@ def replay(folder: Path) -> dict[str, Any]:
 
 
 def _plain(message: Message) -> Mapping[str, Any]:
-    return msgspec.to_builtins(message)
+    plain: dict[str, Any] = msgspec.to_builtins(message)
+    return plain
 
 
 def _common(a: bytes, b: bytes) -> int:

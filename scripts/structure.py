@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "core": {"core"},
     "wire": {"core", "wire"},
     "engine": {"engine", "core", "wire"},
-    "gateway": {"gateway", "core", "wire"},
+    "gateway": {"gateway", "core", "wire", "__version__"},
     "sim": {"sim", "core", "wire"},
     "bench": {"bench", "wire", "core.types"},
     "trace": {"trace", "wire"},

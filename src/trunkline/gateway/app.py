@@ -33,6 +33,7 @@ from trunkline.gateway.identity import key_scope
 from trunkline.gateway.meta import Meta
 from trunkline.gateway.metrics import Metrics
 from trunkline.gateway.noise import NoiseFilter
+from trunkline.gateway.openapi import OpenApi
 from trunkline.gateway.records import RunRecords
 from trunkline.gateway.responses.dialect import ResponsesDialect
 from trunkline.gateway.responses.endpoints import StoredResponses
@@ -97,7 +98,7 @@ def build_app(
 
 def _routes(gateway: Gateway) -> list[Route]:
     meta, runs, messages, stored = Meta(gateway), Runs(gateway), MessagesDialect(gateway), StoredResponses(gateway)
-    return [
+    routes = [
         Route("/v1/chat/completions", Generate(gateway, ChatDialect(gateway)), methods=["POST"]),
         Route("/v1/completions", Generate(gateway, CompletionDialect(gateway)), methods=["POST"]),
         Route("/v1/responses", Generate(gateway, ResponsesDialect(gateway)), methods=["POST"]),
@@ -118,6 +119,8 @@ def _routes(gateway: Gateway) -> list[Route]:
         Route("/v1/runs/{id:path}/finish", runs.finish, methods=["POST"]),  # before {id}, whose ids may hold slashes
         Route("/v1/runs/{id:path}", runs.show),
     ]
+    routes.append(Route("/openapi.json", OpenApi(routes).show))
+    return routes
 
 
 class Edge:

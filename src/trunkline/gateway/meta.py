@@ -20,6 +20,8 @@ from trunkline.gateway.params import check_model, check_tokens
 from trunkline.wire.openai import (
     DetokenizeBody,
     DetokenizeReply,
+    Done,
+    Health,
     ModelCard,
     ModelList,
     TokenizeBody,
@@ -68,7 +70,7 @@ class Meta:
         if self._gateway.flights.draining:
             raise Unavailable("Draining: the server is stopping.", retry_after_s=5)
         self._gateway.check_ready()
-        return json_response({"status": "ok", "model": self._gateway.executor.model.id})
+        return json_response(Health(self._gateway.executor.model.id))
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`."""
@@ -78,7 +80,7 @@ class Meta:
     async def reset_prefix_cache(self, request: Request) -> Response:
         """`POST /reset_prefix_cache`."""
         self._gateway.executor.reset_prefix_cache()
-        return json_response({"status": "ok"})
+        return json_response(Done())
 
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`."""

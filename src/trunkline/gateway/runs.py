@@ -19,7 +19,7 @@ from trunkline.gateway.identity import check_id, salt_of
 from trunkline.gateway.meta import json_response
 from trunkline.gateway.params import int_in_range
 from trunkline.wire.openai import DeclareRunBody
-from trunkline.wire.records import RunView
+from trunkline.wire.records import RunList, RunView
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
@@ -76,7 +76,7 @@ class Runs:
             msgspec.structs.replace(row, state=RunState.ACTIVE) if (scope, row.id) in self._gateway.active else row
             for row in rows[:limit]
         ]
-        return json_response({"object": "list", "data": shown, "has_more": len(rows) > limit})
+        return json_response(RunList(data=shown, has_more=len(rows) > limit))
 
     async def show(self, request: Request) -> Response:
         """`GET /v1/runs/{id}`: the run turn by turn."""

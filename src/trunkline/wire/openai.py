@@ -311,6 +311,28 @@ class DetokenizeReply(msgspec.Struct, frozen=True):
     prompt: str
 
 
+class Health(msgspec.Struct, frozen=True):
+    """`GET /health`, once generation works."""
+
+    model: str
+    status: str = "ok"
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What there is nothing more to say of."""
+
+    status: str = "ok"
+
+
+class OpenApi(msgspec.Struct, frozen=True):
+    """`GET /openapi.json`, as far as it describes itself."""
+
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any]
+
+
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     """What went wrong and, where one field did it, which."""
 

@@ -106,6 +106,14 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: float = 0.0
 
 
+class RunList(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /v1/runs`: one page, newest first."""
+
+    object: str = "list"
+    data: list[RunRow]
+    has_more: bool
+
+
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """One run whole, as `GET /v1/runs/{id}` returns it. `name`, `objective`, `expected_turns` are as declared."""
 
