@@ -28,6 +28,8 @@ from trunkline.wire.traces import (
     RunTrace,
     Session,
     TokensPrompt,
+    Tool,
+    ToolCall,
     TurnTrace,
     write_runs,
 )
@@ -228,10 +230,10 @@ def test_sessions_that_do_not_fit_are_left_out_and_lengths_are_the_servers(diale
 
 def test_filler_is_the_same_in_every_process_and_for_every_neighbour() -> None:
     filler = Filler(seed=7)
-    assert filler.tokens("s", [1, 2], 3, "t", 1) == [3645, 1774, 6512, 3102, 7185, 7768, 8607]
+    assert filler.tokens("s", [1, 2], 3, "t", 1) == [2495, 1225, 4881, 4436, 8671, 3516, 8607]
     assert filler.tokens("s", [2], 3, "other", 0) == filler.tokens("s", [1, 2], 3, "t", 1)[3:6]
-    assert filler.text("s", [1], 3, "t", 1) == " blue boat note back"
-    assert filler.text("s", [1, 2], 3, "u", 1).startswith(" blue boat note ")
+    assert filler.text("s", [1], 3, "t", 1) == " leave part name back"
+    assert filler.text("s", [1, 2], 3, "u", 1).startswith(" leave part name ")
     assert Filler(seed=8).tokens("s", [1], 3, "t", 0) != filler.tokens("s", [1], 3, "t", 0)
 
 
@@ -286,3 +288,40 @@ class served:
     def __exit__(self, *_: object) -> None:
         self.server.should_exit = True
         self.thread.join()
+
+
+def test_tools_are_sent_and_counted_and_tool_calls_have_the_apis_shape() -> None:
+    server = FakeServer()
+    call = ToolCall("c1", "look", "{}")
+    said = Message("assistant", "", (call,)), Message("tool", "found", tool_call_id="c1")
+    turns_ = (
+        TurnTrace(prompt=MessagesPrompt(add=(Message("user", "fix"),)), calls=(call,), output_tokens=2),
+        TurnTrace(prompt=MessagesPrompt(keep=1, add=said), output_tokens=2),
+    )
+    run = RunTrace(id="t", turns=turns_, tools=(Tool("look", "d", {"type": "object"}),))
+    replay(server, [(run,)])
+    function = {"name": "look", "description": "d", "parameters": {"type": "object"}}
+    assert [asked["tools"] for asked in server.log] == [[{"type": "function", "function": function}]] * 2
+    wrote = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    assert server.log[1]["messages"][1:] == [
+        {"role": "assistant", "content": "", "tool_calls": [wrote]},
+        {"role": "tool", "content": "found", "tool_call_id": "c1"},
+    ]
+
+
+def test_sessions_of_one_id_space_share_blocks_and_named_tails_with_each_other() -> None:
+    server = FakeServer()
+    turn = TurnTrace(prompt=BlocksPrompt(add=((1, 3),), tail_tokens=2, tail_id=9), output_tokens=1)
+    shared = [(RunTrace(id=name, block_tokens=4, turns=(turn,), space="s"),) for name in "ab"]
+    own = [(RunTrace(id=name, block_tokens=4, turns=(turn,)),) for name in "cd"]
+    events = turns(replay(server, [*shared, *own], lanes=1))
+    assert [event.cached_tokens for event in events] == [0, 13, 0, 0]
+
+
+def test_a_trace_of_any_known_format_is_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "mooncake.jsonl"
+    request = {"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}
+    path.write_text(json.dumps(request) + "\n" + json.dumps({**request, "timestamp": 9}) + "\n")
+    with served(FakeServer()) as url:
+        assert main(["--url", url, "--trace", str(path), "--json", str(tmp_path / "out.json")]) == 0
+    assert json.loads((tmp_path / "out.json").read_text())["prompt_tokens"] == 1200

@@ -1,11 +1,12 @@
 """Deterministic filler: block ids become the same tokens or the same words, always and everywhere.
 
 Two prompts share exactly as many tokens as their block ids say, because a block's content depends only on the seed, the
-session (ids are local to one) and the block id. A tail is different for every turn.
+id space (a session's own, unless several share one) and the block id. A tail depends on the name it is given.
 """
 
 import hashlib
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,8 @@ _WORDS = (
 )
 WORDS = tuple(_WORDS.split())
 
+CHUNK_TOKENS = 64
+
 
 class Filler:
     """Makes content for one seed. `vocabulary` is the half-open range of token ids that prompts may use."""
@@ -36,24 +39,30 @@ class Filler:
         self.low, self.high = vocabulary
         assert 0 <= self.low < self.high
 
-    def tokens(self, session: str, blocks: Iterable[int], block_tokens: int, tail: str, tail_tokens: int) -> list[int]:
+    def tokens(self, space: str, blocks: Iterable[int], block_tokens: int, tail: str, tail_tokens: int) -> list[int]:
         """Token ids of a prompt: its blocks, then `tail_tokens` that only the name `tail` brings back."""
-        span = self.high - self.low
-        parts = self._draws(session, blocks, block_tokens, tail, tail_tokens)
-        return [self.low + int(draw) % span for part in parts for draw in part]
+        drawn = self._draws(space, blocks, block_tokens, tail, tail_tokens)
+        ids: list[int] = (drawn % (self.high - self.low) + self.low).tolist()
+        return ids
 
-    def text(self, session: str, blocks: Iterable[int], block_tokens: int, tail: str, tail_tokens: int) -> str:
+    def text(self, space: str, blocks: Iterable[int], block_tokens: int, tail: str, tail_tokens: int) -> str:
         """The same in words, one a token, each with a space before it."""
-        parts = self._draws(session, blocks, block_tokens, tail, tail_tokens)
-        return "".join(f" {WORDS[int(draw) % len(WORDS)]}" for part in parts for draw in part)
+        drawn = self._draws(space, blocks, block_tokens, tail, tail_tokens)
+        return "".join(f" {WORDS[at]}" for at in (drawn % len(WORDS)).tolist())
 
     def _draws(
-        self, session: str, blocks: Iterable[int], block_tokens: int, tail: str, tail_tokens: int
-    ) -> Iterable[NDArray[np.uint32]]:
+        self, space: str, blocks: Iterable[int], block_tokens: int, tail: str, tail_tokens: int
+    ) -> NDArray[np.uint32]:
+        together = max(1, CHUNK_TOKENS // max(1, block_tokens))  # small blocks are drawn several at once
+        parts = []
         for block in blocks:
-            yield self._draw(f"block {session} {block}", block_tokens)
-        yield self._draw(f"tail {session} {tail}", tail_tokens)
+            chunk, at = divmod(block, together)
+            drawn = _draw(f"{self.seed} block {space} {chunk}", together * block_tokens)
+            parts.append(drawn[at * block_tokens : (at + 1) * block_tokens])
+        return np.concatenate([*parts, _draw(f"{self.seed} tail {space} {tail}", tail_tokens)])
 
-    def _draw(self, name: str, count: int) -> NDArray[np.uint32]:
-        digest = hashlib.shake_128(f"{self.seed} {name}".encode()).digest(4 * count)
-        return np.frombuffer(digest, dtype="<u4")
+
+@lru_cache(maxsize=4096)
+def _draw(name: str, count: int) -> NDArray[np.uint32]:
+    digest = hashlib.shake_128(name.encode()).digest(4 * count)
+    return np.frombuffer(digest, dtype="<u4")

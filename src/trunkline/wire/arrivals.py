@@ -12,8 +12,17 @@ from typing import Annotated
 
 import msgspec
 
-from trunkline.wire.chats import stem, trace_files
-from trunkline.wire.traces import MAX_ID, BlocksPrompt, RunTrace, TraceError, TurnTrace, id_runs, read_lines
+from trunkline.wire.chats import stem
+from trunkline.wire.traces import (
+    MAX_ID,
+    BlocksPrompt,
+    RunTrace,
+    TraceError,
+    TurnTrace,
+    id_runs,
+    read_lines,
+    trace_files,
+)
 
 MOONCAKE_BLOCK = 512
 AZURE_BLOCK = 64

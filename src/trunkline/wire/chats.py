@@ -1,4 +1,4 @@
-"""What the readers of text traces share: files of a folder, JSON of a line or of a whole file, and chats as turns."""
+"""What the readers of other formats share: whole JSON files, and chats as turns."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -6,16 +6,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from trunkline.wire.traces import Message, MessagesPrompt, ToolCall, TraceError, TurnKind, TurnTrace, open_trace
+from trunkline.wire.traces import (
+    UNREADABLE,
+    Message,
+    MessagesPrompt,
+    ToolCall,
+    TraceError,
+    TurnKind,
+    TurnTrace,
+    open_trace,
+)
 
 T = TypeVar("T")
-
-
-def trace_files(path: Path, *endings: str) -> list[Path]:
-    """`path` itself, or the files of a folder whose names end so (`.gz` after it or not), by name."""
-    if not path.is_dir():
-        return [path]
-    return sorted(file for file in path.iterdir() if file.is_file() and file.name.removesuffix(".gz").endswith(endings))
 
 
 def stem(path: Path) -> str:
@@ -28,7 +30,7 @@ def read_whole(path: Path, kind: type[T], what: str) -> T:
     try:
         with open_trace(path) as file:
             return msgspec.json.decode(file.read(), type=kind)
-    except (OSError, EOFError) as error:
+    except UNREADABLE as error:
         raise TraceError(path, None, f"cannot be read: {error}") from error
     except msgspec.MsgspecError as error:
         raise TraceError(path, None, f"not {what}: {error}") from error

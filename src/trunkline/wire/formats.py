@@ -13,7 +13,7 @@ from trunkline.wire.otel import read_otel
 from trunkline.wire.recorded import read_records
 from trunkline.wire.swe_agent import read_swe_agent
 from trunkline.wire.tau_bench import read_tau_bench
-from trunkline.wire.traces import RunTrace, Session, TraceError, open_trace, read_runs, read_sessions
+from trunkline.wire.traces import UNREADABLE, RunTrace, Session, TraceError, open_trace, read_runs, read_sessions
 from trunkline.wire.weka import read_weka
 
 AUTO = "auto"
@@ -89,7 +89,7 @@ def _guess(file: Path) -> str | None:
             value = _json(line)
             if value is None:
                 value = _json(line + opened.read(GUESS_BYTES))
-    except (OSError, EOFError) as error:
+    except UNREADABLE as error:
         raise TraceError(file, None, f"cannot be read: {error}") from error
     if isinstance(value, list) and value:
         value = value[0]

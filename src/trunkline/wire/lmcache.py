@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from trunkline.wire.traces import Message, MessagesPrompt, RunTrace, TraceError, TurnTrace, read_lines
+from trunkline.wire.traces import Message, MessagesPrompt, RunTrace, TraceError, TurnTrace, read_lines, trace_files
 
 _ROLE = re.compile(r"(?:\A|\n\n)(user|assistant|system): ")
 
@@ -34,8 +34,7 @@ def read_lmcache(path: Path) -> Iterator[RunTrace]:
 
     Requests are put in order of arrival. Those without any text (an image, in these corpora) are left out.
     """
-    files = sorted(p for p in path.iterdir() if ".jsonl" in p.name) if path.is_dir() else [path]
-    for file in files:
+    for file in trace_files(path, ".jsonl"):
         seen: set[str] = set()
         for session, group in groupby(_read(file), key=lambda numbered: numbered[1].session_id):
             first, *rest = group

@@ -20,13 +20,14 @@ from typing import Any
 
 import msgspec
 
-from trunkline.wire.chats import ChatMessage, answered, change, read_whole, stem, trace_files
+from trunkline.wire.chats import ChatMessage, answered, change, read_whole, stem
 from trunkline.wire.traces import (
     Fork,
     Message,
     RunTrace,
     TraceError,
     TurnTrace,
+    trace_files,
 )
 
 SESSION_KEYS = ("gen_ai.conversation.id", "session.id", "exgentic.session.id")

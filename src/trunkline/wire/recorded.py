@@ -14,14 +14,25 @@ is read from the times: its next turn that came after the branch had ended is ta
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from trunkline.wire.records import RunView, TurnRow
-from trunkline.wire.traces import MAX_ID, BlocksPrompt, Fork, RunTrace, TraceError, TurnTrace, open_trace
+from trunkline.wire.traces import (
+    MAX_ID,
+    UNREADABLE,
+    BlocksPrompt,
+    Fork,
+    RunTrace,
+    TraceError,
+    TurnTrace,
+    count_ids,
+    open_trace,
+    trace_files,
+)
 
 SPACE = "records"
 NOTE = "prompts are derived from recorded lengths: shared heads and joins are assumed (see docs/traces.md)"
@@ -33,20 +44,23 @@ _decode = msgspec.json.Decoder(RunView).decode
 
 
 def read_records(path: Path) -> Iterator[RunTrace]:
-    """Runs of a file that holds what `GET /v1/runs/{id}` or `trunkline run ID --json` gave, one after another."""
+    """Runs of files that hold what `GET /v1/runs/{id}` or `trunkline run ID --json` gave, one after another."""
+    yield from runs_of_records(view for file in trace_files(path, ".json", ".jsonl") for view in _views(file))
+
+
+def _views(file: Path) -> Iterator[RunView]:
     try:
-        with open_trace(path) as file:
-            values = [value for value in _VALUE.split(file.read()) if value.strip()]
-    except (OSError, EOFError) as error:
-        raise TraceError(path, None, f"cannot be read: {error}") from error
-    line, views = 1, []
+        with open_trace(file) as opened:
+            values = [value for value in _VALUE.split(opened.read()) if value.strip()]
+    except UNREADABLE as error:
+        raise TraceError(file, None, f"cannot be read: {error}") from error
+    line = 1
     for value in values:
         try:
-            views.append(_decode(value))
+            yield _decode(value)
         except msgspec.MsgspecError as error:
-            raise TraceError(path, line, f"not the record of a run: {error}") from error
+            raise TraceError(file, line, f"not the record of a run: {error}") from error
         line += value.count(b"\n")
-    yield from runs_of_records(views)
 
 
 def runs_of_records(views: Iterable[RunView]) -> Iterator[RunTrace]:
@@ -68,11 +82,11 @@ def runs_of_records(views: Iterable[RunView]) -> Iterator[RunTrace]:
 
 @dataclass(slots=True)
 class _Trail:
-    """Where a run is: the symbols of its latest prompt and answer as id runs, and the lengths of the two."""
+    """Where a run is: the ids of its latest prompt, how many they are, and the ids of its answer."""
 
     symbols: Runs = ()
     prompt: int = 0
-    answer: int = 0
+    answer: Runs = ()
 
 
 class _Writer:
@@ -83,33 +97,32 @@ class _Writer:
         self._next = 0
         self._firsts: list[_Trail] = []
 
-    def session(self, root: RunView, children: dict[str, list[RunView]]) -> Iterator[RunTrace]:
+    def session(self, root: RunView, children: Mapping[str, Sequence[RunView]]) -> Iterator[RunTrace]:
         """A root and what was branched from it, parents first."""
-        began_s = root.turns[0].at
-        yield from self._tree(root, None, [], began_s, children)
+        waiting: list[tuple[RunView, Fork | None, _Trail]] = [(root, None, _Trail())]
+        while waiting:
+            view, fork, start = waiting.pop()
+            below = [(child, _fork(child, view)) for child in children.get(view.id, ())]
+            run, trails = self._run(view, fork, start, root.turns[0].at, below)
+            yield run
+            waiting += [(child, at, trails[at.after]) for child, at in reversed(below)]
 
-    def _tree(
-        self,
-        view: RunView,
-        fork: Fork | None,
-        above: Sequence[_Trail],
-        began_s: float,
-        children: dict[str, list[RunView]],
-    ) -> Iterator[RunTrace]:
-        below = [(child, _fork(child, view)) for child in children.get(view.id, [])]
-        start = above[fork.after] if fork else _Trail()
+    def _run(
+        self, view: RunView, fork: Fork | None, start: _Trail, began_s: float, below: Sequence[tuple[RunView, Fork]]
+    ) -> tuple[RunTrace, list[_Trail]]:
+        """One run that starts from the trail `start`, and its trails: that one, then one a turn."""
         trails, turns = [start], []
         for index, row in enumerate(view.turns):
             if index == 0 and fork is None:
                 prompt, trail = self._first(row)
             else:
                 prompt, trail = self._next_prompt(row, trails[-1], row.reusable_tokens)
-            ended = [child.turns[-1] for child, at in below if at.joins == index]
-            turns.append(_turn(row, prompt, began_s, _gap_ms(view, index, ended)))
+            joined = [child.turns[-1] for child, at in below if at.joins == index]
+            turns.append(_turn(row, prompt, trail.answer, began_s, _gap_ms(view, index, joined)))
             trails.append(trail)
-        yield RunTrace(
+        run = RunTrace(
             id=view.id,
-            source=row.node if view.turns else "",
+            source=view.node,
             fork=fork,
             begin_ms=None if fork else round((began_s - self._epoch_s) * 1e3, 3),
             block_tokens=1,
@@ -117,15 +130,14 @@ class _Writer:
             turns=tuple(turns),
             note=NOTE,
         )
-        for child, at in below:
-            yield from self._tree(child, at, trails, began_s, children)
+        return run, trails
 
     def _first(self, row: TurnRow) -> tuple[BlocksPrompt, _Trail]:
         """A root's first prompt: its head is that of the latest root that is as long as what could be reused."""
         head = next((old for old in reversed(self._firsts) if old.prompt >= row.reusable_tokens > 0), _Trail())
-        shared = _head(head.symbols, min(row.reusable_tokens, head.prompt, row.prompt_tokens))
-        prompt, trail = self._next_prompt(row, _Trail(), 0, shared)
-        self._firsts.append(_Trail(_head(trail.symbols, trail.prompt), trail.prompt))
+        shared = row.reusable_tokens + (row.reusable_tokens == row.prompt_tokens - 1)
+        prompt, trail = self._next_prompt(row, _Trail(), 0, _head(head.symbols, shared))
+        self._firsts.append(trail)
         return prompt, trail
 
     def _next_prompt(self, row: TurnRow, before: _Trail, shared: int, head: Runs = ()) -> tuple[BlocksPrompt, _Trail]:
@@ -133,15 +145,15 @@ class _Writer:
 
         A last token is never reusable, neither a prompt's nor an answer's: one token short of all means all.
         """
-        length = before.prompt + before.answer
+        length = before.prompt + count_ids(before.answer)
         shared = min(shared + (shared in (length - 1, row.prompt_tokens - 1)), length, row.prompt_tokens)
         keep = min(shared, before.prompt)
-        answered = _head(_rest(before.symbols, before.prompt), shared - keep)
-        added = head + answered
-        own = row.prompt_tokens - keep - sum(count for _, count in added)
-        added = _joined(added + self._take(own))
-        symbols = _joined(_head(before.symbols, keep) + added + self._take(row.completion_tokens))
-        return BlocksPrompt(keep=keep, add=added), _Trail(symbols, row.prompt_tokens, row.completion_tokens)
+        added = head + _head(before.answer, shared - keep)
+        added = _joined(added + self._take(row.prompt_tokens - keep - count_ids(added)))
+        answer = self._take(row.completion_tokens)
+        return BlocksPrompt(keep=keep, add=added), _Trail(
+            _joined(_head(before.symbols, keep) + added), row.prompt_tokens, answer
+        )
 
     def _take(self, count: int) -> Runs:
         first, self._next = self._next, self._next + count
@@ -150,9 +162,10 @@ class _Writer:
         return ((first, count),) if count else ()
 
 
-def _turn(row: TurnRow, prompt: BlocksPrompt, began_s: float, gap_ms: float | None) -> TurnTrace:
+def _turn(row: TurnRow, prompt: BlocksPrompt, answer: Runs, began_s: float, gap_ms: float | None) -> TurnTrace:
     return TurnTrace(
         prompt=prompt,
+        output_ids=answer,
         output_tokens=row.completion_tokens,
         finish=row.finish_reason,
         at_ms=round((row.at - began_s) * 1e3, 3),
@@ -192,16 +205,6 @@ def _head(runs: Runs, count: int) -> Runs:
         kept.append((first, min(length, count)))
         count -= length
     return tuple(kept)
-
-
-def _rest(runs: Runs, count: int) -> Runs:
-    """The ids after the first `count`."""
-    left: list[tuple[int, int]] = []
-    for first, length in runs:
-        if length > count:
-            left.append((first + max(0, count), length - max(0, count)))
-        count -= length
-    return tuple(left)
 
 
 def _joined(runs: Runs) -> Runs:

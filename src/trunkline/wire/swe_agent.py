@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from trunkline.wire.chats import ChatMessage, chat_turns, read_whole, stem, trace_files
-from trunkline.wire.traces import RunTrace, TraceError, TurnKind, TurnTrace
+from trunkline.wire.chats import ChatMessage, chat_turns, read_whole, stem
+from trunkline.wire.traces import RunTrace, TraceError, TurnKind, TurnTrace, trace_files
 
 NOTE = "append-only history; what a history processor elided is not known"
 

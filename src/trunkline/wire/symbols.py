@@ -30,6 +30,7 @@ from trunkline.wire.traces import (
     ToolCall,
     TurnTrace,
     added,
+    spread,
 )
 
 FIRST_NUMBER = 2**20
@@ -153,7 +154,7 @@ class SymbolTable:
     def _block_turn(self, space: _Space, block: int, before: _Held, turn: TurnTrace) -> tuple[_Held, TurnSymbols]:
         prompt = turn.prompt
         assert isinstance(prompt, BlocksPrompt)
-        fresh = [number for first, count in prompt.add for number in range(first, first + count)]
+        fresh = list(spread(prompt.add))
         kept = before.pieces[: int(before.ends[prompt.keep - 1]) if prompt.keep else 0]
         ids = before.ids[: prompt.keep] + fresh
         spill = self._read_answers(space, block, ids, prompt)
@@ -162,6 +163,9 @@ class SymbolTable:
         ends = np.concatenate((before.ends[: prompt.keep], len(kept.symbols) + np.cumsum(lengths, dtype=np.int32)))
         now = _Held(ids, kept + more, ends)
         tail = spill + self._tail(space, prompt, prompt.tail_tokens - int(spill.weights.sum()))
+        if turn.output_ids:
+            answer = self._numbers(space, list(spread(turn.output_ids)))
+            return now, TurnSymbols(turn, (now.pieces + tail).prompt(), answer)
         answer = self._fresh(max(1, turn.output_tokens or 0))
         if prompt.tail_tokens < block and ids:
             space.answers[len(ids), ids[-1]] = tail + _Pieces(answer, np.ones_like(answer))
@@ -239,7 +243,9 @@ class SymbolTable:
         length = max(1, turn.output_tokens or 0)
         following = run.turns[index + 1].prompt if index + 1 < len(run.turns) else None
         answer = self._fresh(length)
-        if following is not None and following.keep == len(prompt) and len(following.add) >= length:
+        if turn.output_ids:
+            answer = np.asarray(list(spread(turn.output_ids)), np.int32)
+        elif following is not None and following.keep == len(prompt) and len(following.add) >= length:
             answer = np.asarray(following.add[:length], np.int32)
         return prompt, TurnSymbols(turn, Prompt(ids), answer)
 

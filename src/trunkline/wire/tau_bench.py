@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from trunkline.wire.chats import ChatMessage, chat_turns, read_whole, stem, trace_files
-from trunkline.wire.traces import Message, RunTrace, Tool, TraceError, read_lines
+from trunkline.wire.chats import ChatMessage, chat_turns, read_whole, stem
+from trunkline.wire.traces import Message, RunTrace, Tool, TraceError, read_lines, trace_files
 
 _ROLE = re.compile(r"^(user|assistant|tool): ", re.MULTILINE)
 

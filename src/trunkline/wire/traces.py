@@ -5,6 +5,7 @@ forked; a session (a root run and everything forked from it) lies together in th
 """
 
 import gzip
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -133,7 +134,8 @@ class TurnTrace(_Row, frozen=True):
     """One generation. Lengths are tokens of the model that was recorded; None means not known.
 
     `at_ms` is the arrival since the session began. `gap_ms` is the tool gap: from the end of the run's previous turn
-    (and of the sub-agents it waits for) to this arrival. `output` is text and `calls` are the tool calls with it.
+    (and of the sub-agents it waits for) to this arrival. `output` is text and `calls` are the tool calls with it;
+    `output_ids` are its tokens as runs of (first id, count), where ids are known and stand for one token each.
     `result` is what a Trunkline node recorded of the turn.
     """
 
@@ -142,6 +144,7 @@ class TurnTrace(_Row, frozen=True):
     output: str | None = None
     calls: tuple[ToolCall, ...] = ()
     output_tokens: int | None = None
+    output_ids: tuple[tuple[int, int], ...] = ()
     finish: str = ""
     model: str = ""
     at_ms: float | None = None
@@ -188,6 +191,17 @@ _decode_run = msgspec.json.Decoder(RunTrace).decode
 _encode = msgspec.json.Encoder().encode
 
 
+UNREADABLE = (OSError, EOFError, zlib.error)
+"""What reading a file may raise: it is not there, it is torn, it is not what it says."""
+
+
+def trace_files(path: Path, *endings: str) -> list[Path]:
+    """`path` itself, or the files of a folder whose names end so (`.gz` after it or not), by name."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.iterdir() if file.is_file() and file.name.removesuffix(".gz").endswith(endings))
+
+
 def open_trace(path: Path) -> IO[bytes] | gzip.GzipFile:
     """Open a trace file for reading, gzip or plain, whatever its name says."""
     with path.open("rb") as file:
@@ -203,20 +217,21 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             for number, line in enumerate(file, 1):
                 if stripped := line.strip():
                     yield number, stripped
-    except (OSError, EOFError) as error:
+    except UNREADABLE as error:
         raise TraceError(path, number + 1, f"cannot be read: {error}") from error
 
 
 def read_runs(path: Path) -> Iterator[RunTrace]:
-    """Runs of a file in our own format, one at a time. Raises `TraceError`."""
-    for number, line in read_lines(path):
-        try:
-            run = _decode_run(line)
-        except msgspec.MsgspecError as error:
-            raise TraceError(path, number, f"not a run trace: {error}") from error
-        if problem := _problem(run):
-            raise TraceError(path, number, problem)
-        yield run
+    """Runs of a file in our own format, or of every such file in a folder, one at a time. Raises `TraceError`."""
+    for file in trace_files(path, ".jsonl", ".json"):
+        for number, line in read_lines(file):
+            try:
+                run = _decode_run(line)
+            except msgspec.MsgspecError as error:
+                raise TraceError(file, number, f"not a run trace: {error}") from error
+            if problem := _problem(run):
+                raise TraceError(file, number, problem)
+            yield run
 
 
 def write_runs(path: Path, runs: Iterable[RunTrace]) -> int:
@@ -294,9 +309,12 @@ def expand_session(session: Session) -> dict[str, list[list[Symbol]]]:
 
 def added(prompt: Prompt) -> list[Symbol]:
     """The symbols that a prompt brings after the kept ones."""
-    if isinstance(prompt, BlocksPrompt):
-        return [block for first, count in prompt.add for block in range(first, first + count)]
-    return list(prompt.add)
+    return list(spread(prompt.add)) if isinstance(prompt, BlocksPrompt) else list(prompt.add)
+
+
+def spread(runs: Iterable[tuple[int, int]]) -> Iterator[int]:
+    """The ids of runs of (first, count), one by one."""
+    return (number for first, count in runs for number in range(first, first + count))
 
 
 def id_runs(ids: Sequence[int] | Ints) -> list[tuple[int, int]]:
@@ -310,9 +328,12 @@ def id_runs(ids: Sequence[int] | Ints) -> list[tuple[int, int]]:
 
 def size(prompt: Prompt) -> int:
     """How many symbols a prompt has, the kept ones included."""
-    if isinstance(prompt, BlocksPrompt):
-        return prompt.keep + sum(count for _, count in prompt.add)
-    return prompt.keep + len(prompt.add)
+    return prompt.keep + (count_ids(prompt.add) if isinstance(prompt, BlocksPrompt) else len(prompt.add))
+
+
+def count_ids(runs: Iterable[tuple[int, int]]) -> int:
+    """How many ids runs of (first, count) hold."""
+    return sum(count for _, count in runs)
 
 
 def _problem(run: RunTrace) -> str | None:
@@ -332,5 +353,7 @@ def _problem(run: RunTrace) -> str | None:
                 return f"turn {index} adds block ids outside 0 to {MAX_ID} or an empty run of them"
             if prompt.tail_tokens < 0:
                 return f"turn {index} has a tail of {prompt.tail_tokens} tokens"
+        if turn.output_ids and (run.block_tokens > 1 or count_ids(turn.output_ids) != turn.output_tokens):
+            return f"turn {index} has output ids that are not its {turn.output_tokens} output tokens"
         held = size(prompt)
     return None

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from trunkline.core.types import Ints
+from trunkline.wire.chats import read_whole
 from trunkline.wire.traces import (
     MAX_ID,
     BlocksPrompt,
@@ -22,8 +23,8 @@ from trunkline.wire.traces import (
     TurnKind,
     TurnTrace,
     id_runs,
-    open_trace,
     read_lines,
+    trace_files,
 )
 
 BlockId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_ID)]
@@ -86,8 +87,7 @@ _decode = msgspec.json.Decoder(_Session).decode
 
 def read_weka(path: Path) -> Iterator[RunTrace]:
     """Runs of a file or of every trace file in a folder, session by session. Raises `TraceError`."""
-    files = sorted(p for p in path.iterdir() if ".json" in p.name) if path.is_dir() else [path]
-    for file in files:
+    for file in trace_files(path, ".json", ".jsonl"):
         for number, session in _read_sessions(file):
             try:
                 yield from _runs(session.id, session.requests, session.block_size)
@@ -105,17 +105,9 @@ def _read_sessions(path: Path) -> Iterator[tuple[int, _Session]]:
         except msgspec.DecodeError as error:
             if number > 1:
                 raise TraceError(path, number, f"not JSON: {error}") from error
-            yield number, _read_whole(path)
+            yield number, read_whole(path, _Session, "Weka sessions, neither one a line nor one in all")
             return
         yield number, session
-
-
-def _read_whole(path: Path) -> _Session:
-    with open_trace(path) as file:
-        try:
-            return _decode(file.read())
-        except msgspec.MsgspecError as error:
-            raise TraceError(path, 1, f"neither a Weka session a line nor one Weka session: {error}") from error
 
 
 def _runs(

@@ -1,8 +1,10 @@
 """The run trace format: what is written comes back, what is wrong is named with its line."""
 
 import gzip
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,12 +18,19 @@ from trunkline.wire.traces import (
     MessagesPrompt,
     RunTrace,
     TokensPrompt,
+    Tool,
+    ToolCall,
     TraceError,
+    TurnKind,
     TurnTrace,
+    count_ids,
     expand,
     expand_session,
+    id_runs,
     read_runs,
     read_sessions,
+    size,
+    spread,
     write_runs,
 )
 
@@ -63,6 +72,100 @@ def test_runs_come_back_as_they_were_written(tmp_path: Path, name: str) -> None:
     assert write_runs(path, runs) == 3
     assert list(read_runs(path)) == runs
     assert path.read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
+
+
+WORDS = st.text(max_size=6)
+LENGTHS = st.none() | st.integers(0, 2**40)
+TIMES = st.none() | st.floats(0, 1e12)
+MESSAGES = st.builds(
+    Message,
+    role=st.sampled_from(["system", "user", "assistant", "tool"]),
+    content=WORDS,
+    tool_calls=st.lists(st.builds(ToolCall, WORDS, WORDS, WORDS), max_size=2).map(tuple),
+    tool_call_id=WORDS,
+    name=WORDS,
+)
+SPANS = st.lists(st.tuples(st.integers(0, 2**30), st.integers(1, 2**20)), max_size=3).map(tuple)
+PROMPTS = {
+    MessagesPrompt: st.builds(MessagesPrompt, add=st.lists(MESSAGES, max_size=3).map(tuple)),
+    TokensPrompt: st.builds(TokensPrompt, add=st.lists(st.integers(0, 2**17), max_size=5).map(tuple)),
+    BlocksPrompt: st.builds(
+        BlocksPrompt, add=SPANS, tail_tokens=st.integers(0, 63), tail_id=st.none() | st.integers(0, 2**31)
+    ),
+}
+
+
+@st.composite
+def any_run(draw: st.DrawFn) -> RunTrace:
+    prompts = PROMPTS[draw(st.sampled_from(list(PROMPTS)))]
+    turns: list[TurnTrace] = []
+    held = 0
+    for _ in range(draw(st.integers(0, 4))):
+        prompt = msgspec.structs.replace(draw(prompts), keep=draw(st.integers(0, held)))
+        held = size(prompt)
+        turns.append(
+            TurnTrace(
+                prompt=prompt,
+                kind=draw(st.sampled_from(TurnKind)),
+                output=draw(st.none() | WORDS),
+                calls=draw(st.lists(st.builds(ToolCall, WORDS, WORDS, WORDS), max_size=1).map(tuple)),
+                output_tokens=draw(LENGTHS),
+                finish=draw(WORDS),
+                model=draw(WORDS),
+                at_ms=draw(TIMES),
+                gap_ms=draw(TIMES),
+                ttft_ms=draw(TIMES),
+                latency_ms=draw(TIMES),
+                result=draw(st.sampled_from([None, ROW])),
+            )
+        )
+    tools = st.lists(
+        st.builds(Tool, WORDS, WORDS, st.dictionaries(WORDS, st.integers() | WORDS, max_size=2)), max_size=2
+    )
+    return RunTrace(
+        id=draw(WORDS),
+        turns=tuple(turns),
+        kind=draw(WORDS),
+        source=draw(WORDS),
+        begin_ms=draw(TIMES),
+        block_tokens=draw(st.integers(1, 512)),
+        space=draw(WORDS),
+        tools=draw(tools.map(tuple)),
+        task=draw(WORDS),
+        reward=draw(st.none() | st.floats(-1, 1)),
+        note=draw(WORDS),
+    )
+
+
+@given(st.lists(any_run(), max_size=4))
+def test_any_runs_come_back_as_they_were_written(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[RunTrace]
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "runs.jsonl"
+    assert write_runs(path, runs) == len(runs)
+    assert list(read_runs(path)) == runs
+
+
+def test_a_file_that_cannot_be_written_whole_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text("as before")
+
+    def runs() -> Iterator[RunTrace]:
+        yield blocks("a")
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        write_runs(path, runs())
+    assert [file.name for file in tmp_path.iterdir()] == ["runs.jsonl"]
+    assert path.read_text() == "as before"
+
+
+def test_ids_become_runs_and_runs_become_ids() -> None:
+    ids = [4, 5, 6, 2, 9, 10, 2]
+    assert id_runs(ids) == [(4, 3), (2, 1), (9, 2), (2, 1)]
+    assert list(spread(id_runs(ids))) == ids
+    assert count_ids(id_runs(ids)) == 7
+    assert id_runs([]) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 99), max_size=5)), min_size=1, max_size=6))
@@ -115,10 +218,11 @@ def test_sessions_are_a_root_and_what_follows_from_it() -> None:
         (Fork(parent="elsewhere", after=0), "did not bring before"),
         (Fork(parent="a", after=3), "forks after 3"),
         (Fork(parent="a", after=2, joins=1), "joins at 1"),
+        (Fork(parent="a", after=0), "keeps 1 of the 0 symbols"),
     ],
 )
 def test_a_fork_that_cannot_be_is_refused(fork: Fork, problem: str) -> None:
-    runs = [blocks("a", (0, ((1, 2),)), (2, ())), blocks("a/1", fork=fork)]
+    runs = [blocks("a", (0, ((1, 2),)), (2, ())), blocks("a/1", (1, ((9, 1),)), fork=fork)]
     with pytest.raises(ValueError, match=problem):
         list(read_sessions(runs))
 
@@ -138,6 +242,22 @@ GOOD = b'{"format":"trunkline.run.1","id":"a","turns":[]}\n'
             b'{"format":"trunkline.run.1","id":"a","turns":[{"prompt":{"type":"tokens"}},{"prompt":{"type":"messages"}}]}',
             "changes the kind",
         ),
+        (
+            b'{"format":"trunkline.run.1","id":"a","block_tokens":4,"turns":[{"prompt":{"type":"blocks","add":[[1,0]]}}]}',
+            "empty run",
+        ),
+        (
+            b'{"format":"trunkline.run.1","id":"a","block_tokens":4,"turns":[{"prompt":{"type":"blocks","add":[[2147483647,1]]}}]}',
+            "outside 0 to",
+        ),
+        (
+            b'{"format":"trunkline.run.1","id":"a","block_tokens":4,"turns":[{"prompt":{"type":"blocks","tail_tokens":-1}}]}',
+            "tail of -1",
+        ),
+        (
+            b'{"format":"trunkline.run.1","id":"a","turns":[{"prompt":{"type":"tokens"},"output_tokens":3,"output_ids":[[1,2]]}]}',
+            "not its 3 output tokens",
+        ),
     ],
 )
 def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: bytes, problem: str) -> None:
@@ -149,6 +269,27 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: bytes, pro
         next(runs)
     assert caught.value.line == 3
     assert str(path) in str(caught.value)
+
+
+def test_a_run_may_not_be_twice_in_its_session() -> None:
+    fork = Fork(parent="a", after=0)
+    with pytest.raises(ValueError, match="twice in its session"):
+        list(read_sessions([blocks("a"), blocks("b", fork=fork), blocks("b", fork=fork)]))
+
+
+def test_a_fork_may_not_keep_symbols_of_another_kind() -> None:
+    child = RunTrace(id="c", turns=(TurnTrace(prompt=TokensPrompt(keep=1)),), fork=Fork(parent="a", after=1))
+    with pytest.raises(ValueError, match="keeps 1 of the 2 symbols"):
+        list(read_sessions([blocks("a", (0, ((1, 2),))), child]))
+
+
+def test_a_corrupt_gzip_file_is_a_trace_error(tmp_path: Path) -> None:
+    path = tmp_path / "corrupt.jsonl.gz"
+    packed = bytearray(gzip.compress(GOOD * 1000))
+    packed[20:40] = bytes(20)
+    path.write_bytes(packed)
+    with pytest.raises(TraceError, match="cannot be read"):
+        list(read_runs(path))
 
 
 def test_a_torn_gzip_file_is_a_trace_error_after_the_lines_that_are_whole(tmp_path: Path) -> None:
