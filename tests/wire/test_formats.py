@@ -251,7 +251,11 @@ def test_spans_in_the_conventions_parts_keep_tool_calls_and_their_results(tmp_pa
         {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "found"}]},
     ]
     out = [{"role": "assistant", "parts": [{"type": "text", "content": "ok"}], "finish_reason": "stop"}]
-    more = {"gen_ai.input.messages": said, "gen_ai.output.messages": out, "gen_ai.usage.output_tokens": 3}
+    more: dict[str, Any] = {
+        "gen_ai.input.messages": said,
+        "gen_ai.output.messages": out,
+        "gen_ai.usage.output_tokens": 3,
+    }
     (run,) = read(put(tmp_path / "o.json", spans(span("a", 0, 1, **more))))
     assert next(expand(run)) == [
         Message("user", "fix"),

@@ -16,6 +16,7 @@ from trunkline.wire.traces import (
     Fork,
     Message,
     MessagesPrompt,
+    Prompt,
     RunTrace,
     TokensPrompt,
     Tool,
@@ -86,18 +87,16 @@ MESSAGES = st.builds(
     name=WORDS,
 )
 SPANS = st.lists(st.tuples(st.integers(0, 2**30), st.integers(1, 2**20)), max_size=3).map(tuple)
-PROMPTS = {
-    MessagesPrompt: st.builds(MessagesPrompt, add=st.lists(MESSAGES, max_size=3).map(tuple)),
-    TokensPrompt: st.builds(TokensPrompt, add=st.lists(st.integers(0, 2**17), max_size=5).map(tuple)),
-    BlocksPrompt: st.builds(
-        BlocksPrompt, add=SPANS, tail_tokens=st.integers(0, 63), tail_id=st.none() | st.integers(0, 2**31)
-    ),
-}
+PROMPTS: list[st.SearchStrategy[Prompt]] = [
+    st.builds(MessagesPrompt, add=st.lists(MESSAGES, max_size=3).map(tuple)),
+    st.builds(TokensPrompt, add=st.lists(st.integers(0, 2**17), max_size=5).map(tuple)),
+    st.builds(BlocksPrompt, add=SPANS, tail_tokens=st.integers(0, 63), tail_id=st.none() | st.integers(0, 2**31)),
+]
 
 
 @st.composite
 def any_run(draw: st.DrawFn) -> RunTrace:
-    prompts = PROMPTS[draw(st.sampled_from(list(PROMPTS)))]
+    prompts = draw(st.sampled_from(PROMPTS))
     turns: list[TurnTrace] = []
     held = 0
     for _ in range(draw(st.integers(0, 4))):
