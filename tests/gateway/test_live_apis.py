@@ -1,6 +1,8 @@
 """The real server with the real model through OpenAI's Responses and Anthropic's Messages, with their own clients."""
 
+import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,13 @@ from tests.live import LiveServer, live_server
 MODEL = "smollm2-135m-instruct"
 SYSTEM = "You keep the log of a harbour. " * 12
 RESPONSES: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_output_tokens": 8}
+ONE_CALL: Any = {"type": "any", "disable_parallel_tool_use": True}
+PLACE = {
+    "type": "object",
+    "properties": {"place": {"type": "string", "enum": ["pier", "quay"]}},
+    "required": ["place"],
+    "additionalProperties": False,
+}
 MESSAGES: dict[str, Any] = {"model": MODEL, "max_tokens": 8, "extra_body": {"temperature": 0}}
 
 
@@ -85,6 +94,49 @@ def test_a_conversation_of_messages_reuses_all_that_was_said(anthropic_client: a
         assert usage.cache_read_input_tokens >= held
         held = usage.cache_read_input_tokens + usage.input_tokens + usage.output_tokens - 1
         said += [message.to_param(), {"role": "user", "content": word}]
+
+
+def unbroken(server: LiveServer, session: str, turns: int) -> None:
+    """Each turn of the session's run extends the one before it: nothing that was said came back changed."""
+    run = httpx.get(f"{server.url}/v1/runs/{session}").json()
+    assert len(run["turns"]) == turns
+    for before, turn in pairwise(run["turns"]):
+        assert turn["cached_tokens"] == turn["reusable_tokens"] > before["prompt_tokens"]
+        assert [miss["reason"] for miss in turn["misses"]] == ["never_seen"]
+
+
+def test_a_tool_loop_of_messages_breaks_no_prefix(server: LiveServer, anthropic_client: anthropic.Anthropic) -> None:
+    tool: Any = {"name": "tide", "description": "The tide at a place.", "input_schema": PLACE}
+    asked: dict[str, Any] = MESSAGES | {"max_tokens": 60, "system": SYSTEM, "tools": [tool]}
+    asked["extra_headers"] = {"X-Claude-Code-Session-Id": "tool-loop-of-messages"}
+    said: list[Any] = [{"role": "user", "content": "How is the tide at the pier?"}]
+    for _ in range(3):
+        message = anthropic_client.messages.create(messages=said, tool_choice=ONE_CALL, **asked)
+        assert message.stop_reason == "tool_use"
+        (call,) = (block for block in message.content if block.type == "tool_use")
+        assert call.input in ({"place": "pier"}, {"place": "quay"})
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "low"}
+        said += [message.to_param(), {"role": "user", "content": [result]}]
+    counted = anthropic_client.messages.count_tokens(model=MODEL, system=SYSTEM, tools=[tool], messages=said)
+    last = anthropic_client.messages.create(messages=said, tool_choice={"type": "none"}, **asked)
+    assert last.usage.cache_read_input_tokens is not None
+    assert counted.input_tokens == last.usage.input_tokens + last.usage.cache_read_input_tokens
+    unbroken(server, "tool-loop-of-messages", 4)
+
+
+def test_a_tool_loop_of_responses_breaks_no_prefix(server: LiveServer, openai_client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "name": "tide", "parameters": PLACE, "strict": True}
+    asked: dict[str, Any] = RESPONSES | {"max_output_tokens": 60, "tools": [tool], "tool_choice": "required"}
+    asked |= {"parallel_tool_calls": False, "prompt_cache_key": "tool-loop-of-responses"}
+    given: Any = f"{SYSTEM} How is the tide at the quay?"
+    previous = None
+    for _ in range(3):
+        response = openai_client.responses.create(input=given, previous_response_id=previous, **asked)
+        (call,) = (item for item in response.output if item.type == "function_call")
+        assert json.loads(call.arguments) in ({"place": "pier"}, {"place": "quay"})
+        previous = response.id
+        given = [{"type": "function_call_output", "call_id": call.call_id, "output": "low"}]
+    unbroken(server, "tool-loop-of-responses", 3)
 
 
 def test_a_session_of_messages_is_one_run(server: LiveServer, anthropic_client: anthropic.Anthropic) -> None:

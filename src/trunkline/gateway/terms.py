@@ -19,10 +19,14 @@ _TOOL = re.compile(r"^tools\[(\d+)\](\.function)?")
 
 
 class Terms:
-    """How an API names what chat completions name otherwise. `fields` maps the heads of dotted names."""
+    """How an API names what chat completions name otherwise.
 
-    def __init__(self, fields: Mapping[str, str]) -> None:
+    `fields` maps the heads of dotted names; `schema` is what a tool calls the schema of its arguments.
+    """
+
+    def __init__(self, fields: Mapping[str, str], *, schema: str = "parameters") -> None:
         self._fields = fields
+        self._schema = schema
 
     @contextmanager
     def speaking(self, tools: Sequence[int]) -> Iterator[None]:
@@ -39,7 +43,10 @@ class Terms:
     def _told(self, param: str, tools: Sequence[int]) -> str:
         tool = _TOOL.match(param)
         if tool and int(tool[1]) < len(tools):
-            param = f"tools[{tools[int(tool[1])]}]{param[tool.end() :]}"
+            field = param[tool.end() :]
+            if field == ".parameters" or field.startswith((".parameters.", ".parameters[")):
+                field = f".{self._schema}{field.removeprefix('.parameters')}"
+            return f"tools[{tools[int(tool[1])]}]{field}"
         for name, told in self._fields.items():
             if param == name or param.startswith((f"{name}.", f"{name}[")):
                 # Places inside are those of the translation, which nobody sent.

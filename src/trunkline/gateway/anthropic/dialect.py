@@ -18,7 +18,15 @@ from trunkline.gateway.replies import Asked
 from trunkline.gateway.terms import Ignored, Terms, refuse_choices, willing_turn
 from trunkline.wire.anthropic import CountTokensBody, MessagesBody, TokenCount
 
-TERMS = Terms({"messages": "messages", "stop": "stop_sequences", "response_format": "output_config.format"})
+TERMS = Terms(
+    {
+        "messages": "messages",
+        "stop": "stop_sequences",
+        "response_format.json_schema": "output_config.format",
+        "response_format": "output_config.format",
+    },
+    schema="input_schema",
+)
 
 
 class MessagesDialect:
