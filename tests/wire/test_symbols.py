@@ -58,9 +58,11 @@ def test_a_prompt_that_holds_the_answer_before_it_extends_that_prompt_and_that_a
     assert [len(turn.answer) for turn in (one, two, three)] == [90, 30, 1]
 
 
-def test_an_answer_longer_than_what_came_after_it_is_not_in_the_next_prompt() -> None:
+def test_an_answer_longer_than_what_came_after_it_is_not_in_the_next_prompt_but_the_prompt_before_is() -> None:
     ((one, two),) = read(run(blocks(0, ((1, 2),), 10, 200), blocks(2, ((3, 1),), 5)))
-    assert common(one.prompt, two.prompt) == 128
+    assert common(one.prompt, two.prompt) == one.prompt.tokens == 138
+    assert two.prompt.tokens == 197
+    assert not np.isin(one.answer, two.prompt.symbols).any()
 
 
 def test_an_answer_that_ends_in_the_next_prompts_tail_is_found_there_and_again_after_it() -> None:

@@ -18,19 +18,23 @@ from dataclasses import dataclass
 from itertools import islice
 
 from trunkline.core.facts import TurnArrived
-from trunkline.core.landmarks import TOLD, Landmarks
+from trunkline.core.landmarks import TOLD, WINDOW, Landmarks
 from trunkline.core.prefix import Match, Node, common_ancestor
 from trunkline.core.runs import Run, RunTable
-from trunkline.core.types import Prompt, Relation, RunKey
+from trunkline.core.types import NodeId, Prompt, Relation, RunKey
 
 LATEST = 32
 """At most so many runs that stand at one place of the tree are asked, the latest first."""
-ENOUGH = 3
-"""Passages that tie a prompt to a run. One or two may be chance."""
+ENOUGH, PLENTY = 3, 6
+"""Passages that tie a prompt to a run: together with something else, and alone. A phrase may recur by chance."""
 SHRUNK = 0.75
-"""A history that said nothing of its first prompt was rewritten shorter only if it lost a quarter."""
+"""A history of which only the answers are left was summed up if it lost a quarter."""
 HEAD = 0.5
 """The part of its first prompt that a rewritten history keeps if it keeps its head: instructions and tools."""
+EDITED = 0.9
+"""A prompt whose end was edited still begins with so much of the one before."""
+TELLING = 2 * WINDOW
+"""An answer of so many symbols is known by its passages where it is sent back."""
 SIDE = 0.5
 """A side call is at most this part of the first prompt of the run that it is about."""
 
@@ -48,6 +52,8 @@ class Lineage:
     parent: str | None
     shared_tokens: int
     passages: int = 0
+    echoed: bool | None = None
+    """Whether the client sent the run's last answer back; None where that cannot be told."""
 
     @property
     def begun(self) -> bool:
@@ -92,6 +98,7 @@ class _Judge:
         self.symbols = match.last.last_symbol + match.inside
         self.prompt: Prompt = fact.prompt
         self._quoted: dict[RunKey, list[int]] | None = None
+        self._path: dict[NodeId, Node] | None = None
 
     def judge(self) -> Lineage:
         at_name = self._untouched_leader()
@@ -100,7 +107,7 @@ class _Judge:
         found = self._by_prefix()
         if found is not None and found.relation is Relation.CONTINUES:
             return found
-        return self._restored() or found or self._by_text() or self._by_session() or self._new()
+        return self._lost() or found or self._by_text() or self._by_place() or self._by_session() or self._new()
 
     # --- by prefix ----------------------------------------------------------------------------------------------
 
@@ -110,7 +117,7 @@ class _Judge:
             for run in self._latest(node.leaves):
                 prompt = run.prompt_leaf
                 if prompt is not None and prompt is not node and prompt.id in run.tips and not run.in_flight:
-                    return self._continues(run)
+                    return self._continues(run, echoed=True)
             owners = list(self._latest(node.prompt_ends))
             if owners:
                 return self._at_prompt_end(node, owners)
@@ -120,15 +127,23 @@ class _Judge:
         """The prompt contains a whole prompt of each of the `owners`, but not what any answered to it."""
         free = [run for run in owners if node.id in run.tips and not run.in_flight and self._may_go_on(run, node)]
         if free:
-            return self._continues(max(free, key=lambda run: (len(self._said(run)), not run.finished, run.seq)))
+            run = free[0] if len(free) == 1 else max(free, key=self._likeness)
+            echoed = bool(self._said(run)) if run.answer_tokens >= TELLING and self._longer(node) else None
+            return self._continues(run, echoed=echoed)
         for run in owners:
             if not run.in_flight and len(said := self._said(run, after=node.prompt_ends[run.key])) >= ENOUGH:
                 return self._rewritten(run, len(said))
+        if (edited := self._by_place()) is not None:
+            return edited
         left = [run for run in owners if self._longer(node) or node is not run.first]
         if not left or self.fact.parent is not None:
             return None
-        parent = left[0] if len(left) == 1 else max(left, key=lambda run: (self._shared(run.leaf), run.seq))
+        parent = left[0] if len(left) == 1 else max(left, key=self._likeness)
         return Lineage(Relation.BRANCH, None, parent.key.run, self.match.tokens)
+
+    def _likeness(self, run: Run) -> tuple[int, int, bool, int]:
+        """Of several runs at one place: whose answer follows there, then whose is further on, then the latest."""
+        return self._shared(run.leaf), len(self._said(run)), not run.finished, run.seq
 
     def _may_go_on(self, run: Run, node: Node) -> bool:
         """A waiting run whose prompt comes again without its answer.
@@ -144,20 +159,31 @@ class _Judge:
     # --- by text ------------------------------------------------------------------------------------------------
 
     def _by_text(self) -> Lineage | None:
-        """Where nothing in front decides: whose text is in the rest of the prompt?"""
-        quoted = Counter({key: len(turns) for key, turns in self._quotes().items()})
-        for key, _ in sorted(quoted.items(), key=lambda item: (-item[1], item[0])):
+        """No run's whole prompt is in this one: whose text is?
+
+        What was said counts anywhere, since a context that is not its run's history may begin with a copy of it; what
+        was told only where it is new, since all runs of a kind are told the same in front.
+        """
+        quoted = self.landmarks.quoted(self.fact.salt, self.prompt.symbols)
+        for key, turns in sorted(quoted.items(), key=lambda item: (-len(item[1]), item[0])):
             run = self.runs.get(key)
-            if run is None or not self._allowed(run):
-                continue
-            told, said = self._told(run), len(self._said(run))
-            if said >= ENOUGH:
-                whole = told >= ENOUGH or (self._keeps_head(run) and self._tokens <= SHRUNK * _history_tokens(run))
-                if whole and not run.in_flight:
-                    return self._rewritten(run, said)
+            if run is not None and self._allowed(run):
+                found = self._by_text_of(run, Counter(turn for turn in turns if turn != TOLD))
+                if found is not None:
+                    return found
+        return None
+
+    def _by_text_of(self, run: Run, turns: Counter[int]) -> Lineage | None:
+        told, said = self._told(run), turns.total()
+        if said >= ENOUGH:
+            own = told > 0 or self._keeps_own(run) or sum(count >= ENOUGH for count in turns.values()) > 1
+            summed_up = said >= PLENTY and self._tokens <= SHRUNK * _history_tokens(run) and self._keeps_head(run)
+            if (own or summed_up) and not run.in_flight:
+                return self._rewritten(run, said)
+            if said >= PLENTY:
                 return Lineage(Relation.BRANCH, None, run.key.run, self.match.tokens, said)
-            if told >= ENOUGH and run.first is not None and self._tokens <= SIDE * run.first.end:
-                return self._side_call(told)
+        if told >= ENOUGH and run.first is not None and self._tokens <= SIDE * run.first.end:
+            return self._side_call(told)
         return None
 
     def _rewritten(self, run: Run, said: int) -> Lineage:
@@ -165,12 +191,42 @@ class _Judge:
         relation = Relation.COMPACTION if shorter else Relation.CONTINUES
         return Lineage(relation, run, run.parent, self.match.tokens, said)
 
+    def _by_place(self) -> Lineage | None:
+        """Where text cannot testify: the one open run whose last prompt's end was edited before the prompt went on."""
+        run = self._only_run_below()
+        if run is None or run.in_flight or not self._allowed(run) or run.prompt_leaf is None:
+            return None
+        if run.echoes is not False and run.answer_tokens >= TELLING:
+            return None  # what it said would be here
+        last = run.prompt_leaf.end
+        return self._rewritten(run, 0) if EDITED * last <= self.match.tokens and last < self._tokens else None
+
+    def _only_run_below(self) -> Run | None:
+        """The open run whose trajectory goes on from where the prompt leaves the tree, if it is only one."""
+        node: Node | None = self.match.child
+        if node is None or node.users != 1:
+            return None
+        while node is not None:
+            for key, is_open in node.leaves.items():
+                if is_open:
+                    return self.runs.get(key)
+            node = next((child for child in node.children.values() if child.users), None)
+        return None
+
+    def _keeps_own(self, run: Run) -> bool:
+        """Whether the prompt begins with most of what only the run has in its first prompt, or in its last."""
+        ends = (node for node in (run.first, run.prompt_leaf) if node is not None)
+        known = run.known_tokens
+        return any(self._shared(end) - known >= max(1, HEAD * (end.end - known)) for end in ends)
+
     def _keeps_head(self, run: Run) -> bool:
         return run.first is not None and self._shared(run.first) >= HEAD * run.first.end
 
     def _shared(self, end: Node | None) -> int:
         """How many leading tokens the prompt shares with the path that ends at `end`."""
-        shared = common_ancestor(end, {node.id: node for node in self.match.path}) if end is not None else None
+        if self._path is None:
+            self._path = {node.id: node for node in self.match.path}
+        shared = common_ancestor(end, self._path) if end is not None else None
         if shared is None:
             return 0 if self.match.path or end is None else self.match.tokens
         return self.match.tokens if shared is self.match.last is not end else shared.end
@@ -215,9 +271,9 @@ class _Judge:
             return self._rewritten(leader, 0)
         return None
 
-    def _restored(self) -> Lineage | None:
-        """A run of an earlier process whose last prompt is in this one."""
-        found = self.runs.restored.longest(self.fact.salt, self.prompt.symbols)
+    def _lost(self) -> Lineage | None:
+        """A run whose last prompt is in this one, though the tree does not hold it."""
+        found = self.runs.lost.longest(self.fact.salt, self.prompt.symbols)
         run = self.runs.get(found[0]) if found is not None else None
         if found is None or run is None or run.in_flight or not self._allowed(run) or found[1] < self.symbols:
             return None
@@ -239,8 +295,8 @@ class _Judge:
             return self.fact.group in (run.group, run.key.run)
         return self.fact.parent is None or run.parent == self.fact.parent
 
-    def _continues(self, run: Run) -> Lineage:
-        return Lineage(Relation.CONTINUES, run, run.parent, self.match.tokens)
+    def _continues(self, run: Run, echoed: bool | None = None) -> Lineage:
+        return Lineage(Relation.CONTINUES, run, run.parent, self.match.tokens, echoed=echoed)
 
     def _side_call(self, passages: int) -> Lineage:
         return Lineage(Relation.SIDE_CALL, None, self.fact.parent, self.match.tokens, passages)

@@ -16,8 +16,8 @@ from trunkline.core.types import Ints, RunKey
 
 WINDOW = 12
 KEEP_BITS = 2
-MOST_LOOKUPS = 8192
-"""Longer texts are looked up by a sparser selection, which is part of the one that was kept."""
+MOST_CLAIMED, MOST_LOOKUPS = 32, 8192
+"""Longer texts are kept, and looked up, by sparser selections, each a part of the denser ones."""
 TOLD = -1
 
 U64 = np.uint64
@@ -36,7 +36,7 @@ class _Owner(NamedTuple):
 class Landmarks:
     """The latest `keep` passages of all runs. Text of different salts never meets."""
 
-    def __init__(self, keep: int = 1 << 17) -> None:
+    def __init__(self, keep: int = 1 << 18) -> None:
         self._owners: OrderedDict[int, _Owner | None] = OrderedDict()  # a plain dict finds its oldest ever more slowly
         """None: said, or told, by several. Oldest first."""
         self._keep = keep
@@ -67,7 +67,7 @@ class Landmarks:
     def _claim(self, owner: _Owner, symbols: Ints) -> None:
         if len(symbols) < WINDOW:
             return
-        for passage in _passages(symbols, self._seed(owner.run.salt)):
+        for passage in _passages(symbols, self._seed(owner.run.salt), MOST_CLAIMED):
             known = self._owners.pop(passage, owner)
             if known is not None and known.run != owner.run and (known.turn == TOLD) == (owner.turn == TOLD):
                 known = None
@@ -84,7 +84,7 @@ class Landmarks:
         return self._seeds[salt]
 
 
-def _passages(symbols: Ints, seed: np.uint64, most: int | None = None) -> list[int]:
+def _passages(symbols: Ints, seed: np.uint64, most: int) -> list[int]:
     """The chosen passages of `symbols` (at least `WINDOW` of them), about `most` at most, each once, in order.
 
     Hashes of 2, 4 and 8 symbols are made of two halves each, and 8 + 4 are the window.
@@ -97,7 +97,7 @@ def _passages(symbols: Ints, seed: np.uint64, most: int | None = None) -> list[i
     whole = (eight[:-4] * _BY_4 + four[8:]) * _FINAL
     whole ^= whole >> U64(32)
     bits = KEEP_BITS
-    while most is not None and len(whole) >> bits > most:
+    while len(whole) >> bits > most:
         bits += 1
     chosen: list[int] = whole[whole & U64((1 << bits) - 1) == 0].tolist()
     return list(dict.fromkeys(chosen))

@@ -46,7 +46,7 @@ def end(state: State, fact: TurnEnded) -> list[Action]:
     record.ended_ms, record.reason, record.completion_tokens = fact.at_ms, fact.reason, len(fact.generated)
     leaf, actions = _release(state, turn, fact) if turn.slot is not None else (turn.leaf, [])
     run.in_flight -= 1
-    run.ended_ms = fact.at_ms
+    run.ended_ms, run.answer_tokens = fact.at_ms, len(fact.generated)
     if run.prompt_leaf is turn.leaf:
         state.runs.move_leaf(run, leaf)
     if fact.reason in (EndReason.STOP, EndReason.LENGTH):
@@ -143,6 +143,10 @@ def _begin(state: State, fact: TurnArrived, run: Run, leaf: Node, match: Match, 
     held, slot = state.placement.likely_held(leaf)
     held = min(held, fact.prompt.tokens - 1)
     turn = Turn(fact.turn, fact, run, leaf, record, match.tokens, held, expected, edited, run.lost_tokens, slot)
+    if found.echoed is not None:
+        run.echoes = found.echoed
+    if run.turns == 0:
+        run.known_tokens = match.tokens
     if run.turns == 0 and found.relation is not Relation.SIDE_CALL:
         at = match.last.last_symbol + match.inside
         state.landmarks.told(run.key, fact.prompt.symbols[at : at + TOLD_SYMBOLS])

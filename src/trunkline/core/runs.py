@@ -38,6 +38,12 @@ class Run:
     rewritten, or that alternates between contexts, has several."""
     first: Node | None = None
     """The end of its first prompt."""
+    known_tokens: int = 0
+    """Leading tokens of its first prompt that others had sent before: shared instructions and tools."""
+    answer_tokens: int = 0
+    """Length of its last answer."""
+    echoes: bool | None = None
+    """Whether its client sends answers back; None: not known yet."""
     digest: Digest | None = None
     """Of its last prompt."""
 
@@ -57,8 +63,8 @@ class RunTable:
         self._open: OrderedDict[RunKey, Run] = OrderedDict()
         self._keep = keep
         self._next_seq = 0
-        self.restored = Remembered()
-        """Runs of an earlier process that have had no turn in this one."""
+        self.lost = Remembered()
+        """Runs whose last prompt the tree does not hold: they are of an earlier process, or it was pruned."""
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self._runs.values())
@@ -83,7 +89,7 @@ class RunTable:
         run = self.ensure(fact.key, fact.parent, fact.origin, fact.group)
         run.turns, run.lost_tokens, run.digest = fact.turns, fact.prompt_tokens, Digest.parse(fact.digest)
         if run.digest is not None:
-            self.restored.add(run.key, run.digest)
+            self.lost.add(run.key, run.digest)
         return run
 
     def move_leaf(self, run: Run, leaf: Node) -> None:
@@ -127,8 +133,7 @@ class RunTable:
 
     def mark_prompt(self, run: Run, node: Node, digest: Digest) -> None:
         """The next of the run's prompts ends at `node`."""
-        if run.digest is not None and not run.marks:
-            self.restored.discard(run.key, run.digest)
+        self._recall(run)
         run.digest = digest
         node.prompt_ends[run.key] = run.turns
         run.marks[node.id] = node
@@ -150,7 +155,10 @@ class RunTable:
             return
         run.marks.pop(node.id, None)
         run.tips.pop(node.id, None)
-        run.prompt_leaf = None if run.prompt_leaf is node else run.prompt_leaf
+        if run.prompt_leaf is node:
+            run.prompt_leaf = None
+            if run.digest is not None:
+                self.lost.add(run.key, run.digest)
         run.first = None if run.first is node else run.first
 
     def touch(self, run: Run, at_ms: float) -> list[Run]:
@@ -166,13 +174,16 @@ class RunTable:
         for old in forgotten:
             self.set_finished(old, True)
             del self._runs[old.key]
-            if old.digest is not None and not old.marks:
-                self.restored.discard(old.key, old.digest)
+            self._recall(old)
             for node in old.marks.values():
                 node.prompt_ends.pop(old.key, None)
             if old.leaf is not None:
                 del old.leaf.leaves[old.key]
         return forgotten
+
+    def _recall(self, run: Run) -> None:
+        if run.digest is not None and run.prompt_leaf is None:
+            self.lost.discard(run.key, run.digest)
 
 
 def _count(leaf: Node, change: int) -> None:

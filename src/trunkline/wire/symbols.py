@@ -90,7 +90,7 @@ class _Space:
     tails: dict[tuple[int, int], int] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     pieces: dict[int, _Pieces] = field(default_factory=dict)
-    answers: dict[tuple[int, int], _Pieces] = field(default_factory=dict)
+    answers: dict[tuple[int, int], tuple[_Pieces, _Pieces]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,18 +168,20 @@ class SymbolTable:
             return now, TurnSymbols(turn, (now.pieces + tail).prompt(), answer)
         answer = self._fresh(max(1, turn.output_tokens or 0))
         if prompt.tail_tokens < block and ids:
-            space.answers[len(ids), ids[-1]] = tail + _Pieces(answer, np.ones_like(answer))
+            space.answers[len(ids), ids[-1]] = tail, _Pieces(answer, np.ones_like(answer))
         return now, TurnSymbols(turn, (now.pieces + tail).prompt(), answer)
 
     def _read_answers(self, space: _Space, block: int, ids: Sequence[int], prompt: BlocksPrompt) -> _Pieces:
         """Find which of the new blocks hold an answer and note their spelling. Returns what spills into the tail."""
         for at in range(max(1, prompt.keep), len(ids) + 1):
-            stream = space.answers.get((at, ids[at - 1]))
-            if stream is None:
-                continue
+            tail, answer = space.answers.get((at, ids[at - 1]), (_Pieces.none(), _Pieces.none()))
+            stream = tail + answer
+            if stream.weights.sum() > (len(ids) - at) * block + prompt.tail_tokens:
+                # It grew by less than the answer: the answer is not here as it was generated. The tail still is.
+                stream = tail[: len(tail.symbols) * (at < len(ids))]
             tokens = int(stream.weights.sum())
-            if tokens > (len(ids) - at) * block + prompt.tail_tokens:
-                continue  # it grew by less than the answer: the answer is not here as it was generated
+            if not tokens:
+                continue
             holding = ids[at : at + -(-tokens // block)]
             if space.seen.isdisjoint(holding):
                 space.seen.update(holding)
