@@ -139,6 +139,7 @@ class Drive:
                 times.append((call.end - call.start) * PREFILL_MS)
                 self._flying[call.turn].left -= call.last
             else:
+                assert isinstance(call, Decode), "nothing is forced here"
                 times.append(DECODE_MS * repeats)
                 for turn, _ in call.turns:
                     self._flying[turn].left -= repeats
