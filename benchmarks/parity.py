@@ -2,7 +2,7 @@
 
     python benchmarks/parity.py [--repeats 5] [--loads 1,2,4] [--json OUT]
 
-A server is calibrated from its decision log while it serves sessions of its own. Then, for each load, the same sessions
+A server is calibrated from its decision log while it serves other sessions. Then, for each load, the same sessions
 are played on fresh servers `--repeats` times and simulated once without noise. Sessions are token ids with recorded
 answers, sent as `trunkline bench` sends them. A simulated figure should lie within the larger of 10 % and the spread of
 the real runs.
@@ -64,7 +64,10 @@ def real(args: argparse.Namespace, played: Sequence[Session], lanes: int, log: P
 
 
 def outside_ms(log: Path, events: Sequence[Event]) -> float:
-    """What a turn took its client beyond the engine, on average: HTTP, parsing, the event loop."""
+    """What a turn took its client beyond the engine, on average: HTTP, parsing, the event loop.
+
+    Only where one agent plays alone: beside others a turn also waits for the step in progress, which is simulated.
+    """
     arrived: dict[int, float] = {}
     inside: list[float] = []
     for entry in read(log):
@@ -128,8 +131,10 @@ def main() -> None:
     result: dict[str, Any] = {"machine": machine(), "model": servers.find_model(args).name, "loads": {}}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "decisions.jsonl"
-        _, events = real(args, sessions(0, 4, args.turns), 3, log)
-        node = calibrate(log, outside_ms(log, events))
+        _, events = real(args, sessions(0, 2, args.turns), 1, log)
+        turn_ms = outside_ms(log, events)
+        real(args, sessions(-1, 4, args.turns), 3, log)
+        node = calibrate(log, turn_ms)
         say(show(node))
         say("\nload   figure          measured  spread   simulated      off  within")
         for lanes in (int(part) for part in args.loads.split(",")):

@@ -9,6 +9,7 @@ import pytest
 from tests.sim.helpers import COSTS, loop, make_settings
 from trunkline import cli
 from trunkline.sim.nodes import NodeFile, write_node
+from trunkline.sim.report import ticks
 from trunkline.wire.journal import replay
 from trunkline.wire.traces import BlocksPrompt, RunTrace, TurnTrace, write_runs
 
@@ -102,3 +103,22 @@ def test_what_cannot_be_simulated_is_said(
 def test_a_load_that_is_no_load_is_refused(trace: Path, load: str) -> None:
     with pytest.raises(SystemExit):
         sim("--trace", trace, f"--load={load}")
+
+
+def test_the_report_is_one_page_with_every_curve_and_nothing_to_fetch(trace: Path, tmp_path: Path) -> None:
+    assert sim("--trace", trace, "--load", "1,4", "--report", tmp_path / "out.html") == 0
+    page = (tmp_path / "out.html").read_text()
+    for title in ("Run completion", "Reuse", "p95 step latency", "Goodput", "Stretch", "Queued turns", "KV in slots"):
+        assert f'aria-label="{title}"' in page
+    assert page.count("<svg") == page.count("</svg>") == 10
+    assert "http" not in page
+    assert "NaN" not in page
+    assert "load 4" in page
+
+
+@pytest.mark.parametrize("most", [0.0, 1e-9, 0.97, 1.0, 3.0, 19.0, 21.0, 123456.0])
+def test_axes_end_at_round_numbers_above_what_they_show(most: float) -> None:
+    marks = ticks(most)
+    assert marks[0] == 0
+    assert marks[-1] >= most
+    assert 2 <= len(marks) <= 7

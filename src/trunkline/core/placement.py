@@ -274,7 +274,10 @@ class Placement:
         cuttable = self._settings.memory is MemoryKind.CUTTABLE
         staying = protected | set(path_ids(nodes[-1]))
         kept = [other for other in self._slots if other is not giving_up] if cuttable else []
-        doubled = {node.id for other in kept for node in other.nodes()}
+
+        def doubled() -> Set[NodeId]:
+            return {node.id for other in kept for node in other.nodes()}
+
         whole = self._retention.room_for(nodes, staying, doubled, now_ms)
         pieces: list[Piece] = []
         drops: list[Node] = []

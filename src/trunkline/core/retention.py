@@ -12,7 +12,7 @@ KV that can be cut at any token is given up from the leaves, so that what is lef
 states (checkpoint memory) stand alone. The trivial rival, `Eviction.LRU`, orders by last use alone.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from heapq import heapify, heappop, heappush
 
 from trunkline.core.predict import CostModel, Forecast
@@ -72,11 +72,12 @@ class Retention:
         return self.chance(node, now_ms) * self.recompute_ms(node) > self._costs.move_ms(self.bytes_of(node))
 
     def room_for(
-        self, nodes: Sequence[Node], protected: Set[NodeId], doubled: Set[NodeId], now_ms: float
+        self, nodes: Sequence[Node], protected: Set[NodeId], doubled: Callable[[], Set[NodeId]], now_ms: float
     ) -> list[Node] | None:
         """Which nodes to drop so that all of `nodes` can be saved: the least valuable, all worth less than these.
 
-        Empty if they fit already; None if there is not enough of less value. Changes nothing.
+        `doubled` gives the nodes that are in a slot as well. Empty if they fit already; None if there is not enough of
+        less value. Changes nothing.
         """
         size = sum(self.bytes_of(node) for node in nodes)
         need = self.host_bytes + size - self._settings.host_bytes
@@ -85,7 +86,7 @@ class Retention:
         if size > self._settings.host_bytes:
             return None
         below = min(self.value(node, now_ms) for node in nodes)
-        return self.cheapest(need, protected, doubled, now_ms, below)
+        return self.cheapest(need, protected, doubled(), now_ms, below)
 
     def cheapest(
         self, need_bytes: int, protected: Set[NodeId], doubled: Set[NodeId], now_ms: float, below: float

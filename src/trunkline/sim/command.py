@@ -13,9 +13,10 @@ import msgspec
 from trunkline.core.types import CoreSettings, Eviction, Order, Sharing
 from trunkline.sim.agents import Answers, Arrival, Workload
 from trunkline.sim.costs import Costs, Noise
-from trunkline.sim.figures import Figures, Sample, figures
+from trunkline.sim.figures import figures
 from trunkline.sim.hardware import HARDWARE
 from trunkline.sim.nodes import NodeFileError, read_node
+from trunkline.sim.report import Report, Result, page
 from trunkline.sim.roofline import MODELS, ModelError, Roofline, read_model
 from trunkline.sim.simulation import Simulation
 from trunkline.wire.formats import AUTO, FORMATS, read_trace_sessions
@@ -33,26 +34,6 @@ TREE_SYMBOLS = 200_000_000
 
 class SimError(ValueError):
     """A simulation that cannot be set up as asked; the text names what to change."""
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One load's figures, and the node over time."""
-
-    load: float
-    figures: Figures
-    timeline: list[Sample]
-    plans: int
-    steps: int
-    simulated_in_s: float
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` holds."""
-
-    trace: str
-    seed: int
-    settings: CoreSettings
-    results: list[Result]
 
 
 def add_arguments(parser: argparse.ArgumentParser, size: Callable[[str], int]) -> None:
@@ -113,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser, size: Callable[[str], int]) -
         help="goodput counts runs that took at most this times their ideal (default: %(default)s)",
     )
     parser.add_argument("--json", type=Path, help="write the figures and the timeline here")
+    parser.add_argument("--report", type=Path, help="write the curves here, as one HTML page")
     parser.add_argument("--decision-log", type=Path, help="write every fact and plan here (one load only)")
 
 
@@ -125,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
         return 1
     if args.json:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    if args.report:
+        args.report.write_text(page(report), encoding="utf-8")
     return 0
 
 
