@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trunkline import config
+from trunkline import cli, config
 from trunkline.config import ConfigError, ServeSettings
 from trunkline.core.types import Order, Sharing
 from trunkline.wire.noise import DEFAULT, Normalizer
@@ -114,12 +114,24 @@ def test_keys_may_come_from_the_environment() -> None:
         {"gpu_layers": -2},
         {"flash_attention": "maybe"},
         {"prefill_share": 1.0},
+        {"response_bytes": -1},
     ],
 )
 def test_values_out_of_range_name_their_option(wrong: dict[str, object]) -> None:
     (name,) = wrong
     with pytest.raises(ConfigError, match="--" + name.replace("_", "-")):
         ServeSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_aliases_are_given_one_by_one_or_as_a_list(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('model_aliases = ["gpt-x", "claude-x"]\nany_model = true\n')
+    settings = config.load({}, file, {})
+    assert (settings.model_aliases, settings.any_model) == (("gpt-x", "claude-x"), True)
+    given = cli.parser().parse_args(["serve", "--model-alias", "a", "--model-alias", "b"])
+    assert given.model_aliases == ["a", "b"]
+    with pytest.raises(ConfigError, match="--model-alias"):
+        ServeSettings(model_aliases=("",))
 
 
 def test_a_containers_memory_limit_counts(tmp_path: Path) -> None:

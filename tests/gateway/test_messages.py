@@ -247,6 +247,12 @@ def test_a_session_in_the_headers_names_the_run(gateway: Served) -> None:
     assert (response.headers["x-trunkline-run"], response.headers["x-trunkline-turn"]) == ("s1", "0")
 
 
+@pytest.mark.parametrize("user", ["user_a_account_b_session_s2", '{"device_id": "d", "session_id": "s2"}'])
+def test_a_session_in_the_user_id_names_a_group(gateway: Served, user: str) -> None:
+    assert post(gateway, metadata={"user_id": user}).status_code == 200
+    assert gateway.executor.requests[-1].hint.group == "s2"
+
+
 # --- errors -----------------------------------------------------------------------------------------------------
 
 

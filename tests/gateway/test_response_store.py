@@ -14,7 +14,7 @@ SIZE = 1000
 
 def make(id: str, previous: str | None = None, text: str = "hi", size: int = SIZE) -> Stored:
     """A response of about `size` bytes."""
-    said = '{"type": "message", "role": "assistant", "content": "yes"}'
+    said = f'{{"type": "message", "id": "msg_{id}", "role": "assistant", "content": "yes"}}'
     padding = "x" * (size - 200)
     return Stored(id, previous, [user(text)], f'{{"output": [{said}], "padding": "{padding}"}}'.encode())
 
@@ -61,6 +61,19 @@ def test_a_response_is_seen_at_once_and_in_its_scope_only(store: ResponseStore) 
     assert store.delete("s", "a")
     assert store.get("s", "a") is None
     assert not store.delete("s", "a")
+
+
+def test_an_item_is_found_by_its_id_in_its_scope_as_long_as_its_response(store: ResponseStore) -> None:
+    for _ in range(2):
+        store.put("s", make("a"))
+        found = store.item("s", "msg_a")
+        assert found is not None and found.content == "yes"
+        assert kept(store, "a") == ""
+        assert store.item("s", "msg_a") == found
+        assert store.item("t", "msg_a") is None
+        assert store.item("s", "msg_b") is None
+        assert store.delete("s", "a")
+        assert store.item("s", "msg_a") is None
 
 
 def test_beyond_the_count_what_was_made_first_goes_first(store: ResponseStore) -> None:

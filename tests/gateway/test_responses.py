@@ -284,6 +284,30 @@ def test_a_key_sees_its_own_responses_only(serve: Serve) -> None:
         assert one.responses.retrieve(response.id).output_text == "hello"
 
 
+def test_an_item_that_a_stored_response_put_out_is_sent_by_its_id(serve: Serve) -> None:
+    gateway = serve(api_keys=("a", "b"))
+    with connected(gateway, "a") as client, connected(gateway, "b") as other:
+        first = client.responses.create(model="scripted", input="one")
+        said = first.output[0].id
+        assert said is not None
+        given: Any = [
+            {"role": "user", "content": "one"},
+            {"type": "item_reference", "id": said},
+            {"role": "user", "content": "two"},
+        ]
+        second = client.responses.create(model="scripted", input=given)
+        assert gateway.executor.requests[-1].text == "<user>one<assistant>hello<user>two<assistant>"
+        with pytest.raises(openai.NotFoundError, match="send the whole item") as missing:
+            other.responses.create(model="scripted", input=given)
+        assert (missing.value.code, missing.value.param) == ("item_not_found", "input[1].id")
+        client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError, match="send the whole item"):
+            client.responses.create(model="scripted", input=given)
+        client.responses.create(model="scripted", input="three", previous_response_id=second.id)
+        told = "<user>one<assistant>hello<user>two<assistant>hello<user>three<assistant>"
+        assert gateway.executor.requests[-1].text == told
+
+
 def test_a_response_cut_by_the_limit_is_gone_on_from(gateway: Served, client: openai.OpenAI) -> None:
     cut = client.responses.create(model="scripted", input="hi", max_output_tokens=3)
     client.responses.create(model="scripted", input="go on", previous_response_id=cut.id)
@@ -318,7 +342,7 @@ BAD = [
         "input[0].output",
         "required",
     ),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "unsupported_parameter", "input[0].type", "whole item"),
+    ({"input": [{"type": "item_reference"}]}, "unsupported_parameter", "input[0].type", "whole item"),
     ({"input": [{"type": "mcp_call"}]}, "unsupported_parameter", "input[0].type", "mcp_call"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},

@@ -17,6 +17,7 @@ Under `/v1/messages` the same document is also Anthropic's, so that clients of b
     │   ├── ModelNotFound             404     model_not_found
     │   ├── RunNotFound               404     run_not_found
     │   ├── ResponseNotFound          404     response_not_found
+    │   ├── ItemNotFound              404     item_not_found
     │   └── PreviousNotFound          404     previous_response_not_found
     ├── MethodNotAllowed              405     method_not_allowed
     ├── BodyTimeout                   408     body_timeout
@@ -200,6 +201,18 @@ class ResponseNotFound(NotFound):
             f"No response {id[:256]!r} is stored under this API key; those of requests without `store: false` are, "
             "until the server needs their room.",
             param="id",
+        )
+
+
+class ItemNotFound(NotFound):
+    """A request refers to an item that no stored response put out."""
+
+    code = "item_not_found"
+
+    def __init__(self, id: str, param: str) -> None:
+        super().__init__(
+            f"No stored response under this API key (any more) has an item {id[:256]!r}; send the whole item.",
+            param=param,
         )
 
 

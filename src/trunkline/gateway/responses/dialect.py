@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from trunkline.gateway.body import BodyDecoder
 from trunkline.gateway.context import Gateway
-from trunkline.gateway.errors import InvalidRequest, MissingField, PreviousNotFound, Unsupported
+from trunkline.gateway.errors import InvalidRequest, ItemNotFound, MissingField, PreviousNotFound, Unsupported
 from trunkline.gateway.params import MAX_TOKENS, int_in_range
 from trunkline.gateway.replies import Asked, encode
 from trunkline.gateway.responses.reply import ResponsesReply, new_id
@@ -41,7 +41,7 @@ class ResponsesDialect:
         _refuse(body)
         called = functions(body.tools or ())
         self._ignored.note(called.others)
-        given = as_items(body.input)
+        given = [self._whole(scope, at, item) for at, item in enumerate(as_items(body.input))]
         earlier = self._earlier(scope, body.previous_response_id)
         with TERMS.speaking([at for at, _ in called.tools]):
             chat = chat_body(body, [*earlier, *given])
@@ -63,6 +63,15 @@ class ResponsesDialect:
             namespaces=called.namespaces,
         )
         return turn.asked(reply, stream=bool(body.stream))
+
+    def _whole(self, scope: str, at: int, item: Item) -> Item:
+        """`item`, or what it refers to. Raises `ItemNotFound`."""
+        if item.type != "item_reference" or item.id is None:
+            return item
+        found = self._gateway.responses.item(scope, item.id)
+        if found is None:
+            raise ItemNotFound(item.id, f"input[{at}].id")
+        return found
 
     def _earlier(self, scope: str, previous: str | None) -> list[Item]:
         """The conversation that a request goes on from. Raises `PreviousNotFound`."""

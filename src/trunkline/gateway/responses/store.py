@@ -29,6 +29,10 @@ CREATE INDEX IF NOT EXISTS responses_by_use ON responses (used, key);
 CREATE TABLE IF NOT EXISTS contents (
     key INTEGER PRIMARY KEY REFERENCES responses ON DELETE CASCADE, input BLOB NOT NULL, document BLOB NOT NULL
 );
+CREATE TABLE IF NOT EXISTS items (
+    id TEXT PRIMARY KEY, key INTEGER NOT NULL REFERENCES responses ON DELETE CASCADE
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS items_by_response ON items (key);
 """
 # Two tables, because using a response rewrites its row, and a conversation's text should lie still.
 
@@ -60,9 +64,13 @@ class Stored:
     input: list[Item]
     document: bytes
 
+    def output(self) -> list[Item]:
+        """What the model said, as items."""
+        return _decode_output(self.document).output
+
     def items(self) -> list[Item]:
         """What this response adds to a conversation."""
-        return [*self.input, *_decode_output(self.document).output]
+        return [*self.input, *self.output()]
 
 
 class ResponseStore:
@@ -74,8 +82,12 @@ class ResponseStore:
 
     def __init__(self, path: Path | None, *, max_bytes: int, max_count: int = 100_000) -> None:
         self._max_bytes, self._max_count = max_bytes, max_count
-        self._lock = Lock()
+        self._disk = Lock()
+        """Held while the connection is used."""
+        self._memory = Lock()
+        """Held while `_pending` is used, never for long: `put` is called on the event loop."""
         self._pending: dict[str, tuple[str, Stored]] = {}
+        """By id: (scope, response) of what is not on the disk yet."""
         try:
             self._connection = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
             try:
@@ -105,21 +117,38 @@ class ResponseStore:
 
     def put(self, scope: str, stored: Stored) -> None:
         """Keep a response."""
-        with self._lock:
+        with self._memory:
             self._pending[stored.id] = scope, stored
         self._writer.submit(self._write, scope, stored)
 
     def get(self, scope: str, id: str) -> Stored | None:
         """One response."""
-        with self._lock:
+        with self._memory:
             pending = self._pending.get(id)
-            if pending is not None:
-                return pending[1] if pending[0] == scope else None
+        if pending is not None:
+            return pending[1] if pending[0] == scope else None
+        with self._disk:
             row = self._connection.execute(
                 "SELECT previous, input, document FROM responses JOIN contents USING (key) WHERE id = ? AND scope = ?",
                 (id, scope),
             ).fetchone()
         return None if row is None else Stored(id, row[0], _decode_items(row[1]), row[2])
+
+    def item(self, scope: str, id: str) -> Item | None:
+        """One item that some stored response put out."""
+        with self._memory:
+            held = [stored for owner, stored in self._pending.values() if owner == scope]
+        with self._disk:
+            row = self._connection.execute(
+                "SELECT responses.id FROM items JOIN responses USING (key) WHERE items.id = ? AND scope = ?",
+                (id, scope),
+            ).fetchone()
+        found = self.get(scope, row[0]) if row is not None else None
+        for stored in held if found is None else [found]:
+            for item in stored.output():
+                if item.id == id:
+                    return item
+        return None
 
     def chain(self, scope: str, id: str) -> list[Stored] | str:
         """The response and all that it stands on, oldest first; or the id that is missing."""
@@ -149,14 +178,14 @@ class ResponseStore:
         encoded = _encode_items(stored.input)
         size = len(encoded) + len(stored.document)
         try:
-            with self._lock:
-                try:
-                    if size <= self._max_bytes:
-                        self._insert(scope, stored, encoded, size)
-                finally:
-                    del self._pending[stored.id]
+            if size <= self._max_bytes:
+                with self._disk:
+                    self._insert(scope, stored, encoded, size)
         except sqlite3.Error:
             log.exception("the response %s is not stored; free space or fix the data directory", stored.id)
+        finally:
+            with self._memory:
+                del self._pending[stored.id]
 
     def _insert(self, scope: str, stored: Stored, encoded: bytes, size: int) -> None:
         self._used += 1
@@ -169,6 +198,8 @@ class ResponseStore:
             self._connection.execute(
                 "INSERT INTO contents VALUES (?,?,?)", (cursor.lastrowid, encoded, stored.document)
             )
+            for item in stored.output():
+                self._connection.execute("INSERT OR REPLACE INTO items VALUES (?,?)", (item.id, cursor.lastrowid))
             if stored.previous is not None:
                 self._connection.execute(TOUCH, (stored.previous, self._used))
             kept = self._pruned(self._count + 1, self._bytes + size)
@@ -190,7 +221,7 @@ class ResponseStore:
         return count, size
 
     def _delete(self, scope: str, id: str) -> bool:
-        with self._lock:
+        with self._disk:
             row = self._connection.execute(
                 "DELETE FROM responses WHERE id = ? AND scope = ? RETURNING bytes", (id, scope)
             ).fetchone()

@@ -277,6 +277,8 @@ def as_items(given: str | list[Item] | None) -> list[Item]:
 
 
 def _in_full(item: Item) -> Item:
+    if item.type == "item_reference":
+        return item
     content = item.content
     if isinstance(content, str):
         content = [ItemPart("output_text" if item.role == "assistant" else "input_text", content)]
