@@ -85,7 +85,12 @@ def bfcl_tools(folder: Path) -> Iterator[Tool]:
     for path in sorted((folder / "func_doc").glob("*.json.gz")):
         for line in gzip.decompress(path.read_bytes()).decode().splitlines():
             doc = json.loads(line)
-            yield Tool(path.name, doc["name"], _schema(doc["parameters"]), _schema(doc["response"]))
+            yield Tool(
+                path.name,
+                doc["name"],
+                _schema(doc["parameters"]),
+                _schema(doc["response"]) if "response" in doc else None,
+            )
 
 
 def made_tools(count: int) -> Iterator[Tool]:
@@ -97,6 +102,8 @@ def made_tools(count: int) -> Iterator[Tool]:
 
 def _schema(doc: Any) -> Schema:
     """A JSON schema of a BFCL type: its own names of types replaced, what is no keyword left out."""
+    if isinstance(doc, list):  # several types of items
+        return {"anyOf": [_schema(part) for part in doc]}
     kind = TYPES.get(doc.get("type"), doc.get("type", "string"))
     schema: Schema = {"type": kind}
     if kind == "object":
@@ -126,6 +133,8 @@ def plausible(schema: Schema, rng: np.random.Generator) -> Any:
     """A value that `schema` allows, with all that is required and some of the rest."""
     if "const" in schema or "enum" in schema:
         return schema.get("const", schema.get("enum", [None])[0])
+    if "anyOf" in schema:
+        return plausible(schema["anyOf"][0], rng)
     match schema.get("type"):
         case "object":
             chosen = [n for n in schema.get("properties", {}) if n in schema.get("required", ()) or rng.random() < 0.3]
