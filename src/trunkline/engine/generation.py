@@ -5,8 +5,6 @@ from collections import deque
 from collections.abc import Sequence
 from time import perf_counter
 
-import numpy as np
-
 from trunkline.core.types import EndReason, Ints
 from trunkline.engine.grammar import Guide
 from trunkline.engine.sampling import Choosers, Logits, Sampler, SamplingError, logprob
@@ -92,7 +90,7 @@ class Generation:
         if self._guide is None:
             return self._chooser.choose(row)
         start = perf_counter()
-        scores = np.where(self._guide.allowed(), row, np.float32(-np.inf))
+        scores = self._guide.masked(row)
         self.mask_ms += (perf_counter() - start) * 1000
         token = self._chooser.choose(scores)
         self._advance(self._guide, [token])

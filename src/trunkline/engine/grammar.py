@@ -17,6 +17,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
+from trunkline.engine.sampling import Logits
 from trunkline.engine.schema_errors import explain, unenforced
 from trunkline.engine.tokens import TEXT, Vocabulary
 from trunkline.wire.turns import Constraint, ConstraintError
@@ -33,6 +34,8 @@ LIMITS = LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,
 )
+
+_INFINITY = 0x7F800000  # the bits of float32 infinity
 
 Allowed = NDArray[np.bool_]
 """(vocabulary size,): whether a token may come next."""
@@ -103,6 +106,8 @@ class Guide:
     def __init__(self, matcher: LLMatcher, size: int) -> None:
         self._matcher = matcher
         self._size = size
+        self._caps = np.empty(size, np.uint32)
+        self._scores = np.empty(size, np.float32)
 
     @property
     def done(self) -> bool:
@@ -115,10 +120,24 @@ class Guide:
 
     def allowed(self) -> Allowed:
         """What may come next; end tokens where the grammar may end. Raises `ConstraintError` at a dead end."""
+        return ~self._forbidden().view(np.bool_)
+
+    def masked(self, row: Logits) -> Logits:
+        """`row` with -inf where a token may not come next, valid until the next call. Raises as `allowed`.
+
+        The smaller of each logit and a cap, whose sign bit says that the token is forbidden (inf and -inf differ in
+        nothing else): a choice between two arrays takes ten times as long where forbidden tokens lie scattered.
+        """
+        np.copyto(self._caps, self._forbidden())
+        np.left_shift(self._caps, 31, out=self._caps)
+        np.bitwise_or(self._caps, _INFINITY, out=self._caps)
+        return np.minimum(row, self._caps.view(np.float32), out=self._scores)
+
+    def _forbidden(self) -> NDArray[np.uint8]:
+        """(vocabulary size,): 1 for tokens that may not come next."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
-        bits: Allowed = np.unpackbits(mask, count=self._size, bitorder="little").view(np.bool_)
-        return bits
+        return np.unpackbits(~mask, count=self._size, bitorder="little")
 
     def take(self, tokens: Sequence[int]) -> None:
         """Go on behind `tokens`. Raises `ConstraintError` if the grammar does not allow them."""
