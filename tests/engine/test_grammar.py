@@ -307,7 +307,7 @@ def test_the_compiled_grammars_that_are_kept_are_bounded() -> None:
 def test_a_masked_row_is_the_row_where_tokens_are_allowed_and_nothing_elsewhere(grammar: str) -> None:
     guide = GRAMMARS.guide(Constraint(grammar, "test"))
     row = np.random.default_rng(0).standard_normal(SMOLLM2.size).astype(np.float32)
-    row[[3, 80, 200]] = [np.inf, -np.inf, np.finfo(np.float32).min]
+    row[[3, 80, 200]] = [np.inf, -np.inf, float(np.finfo(np.float32).min)]
     before = row.copy()
     assert np.array_equal(guide.masked(row), np.where(guide.allowed(), before, -np.inf))
     assert np.array_equal(row, before)
