@@ -108,7 +108,7 @@ class FakeEngine:
         if plan.moves or plan.calls:
             done = StepDone(at_ms=self.now_ms, plan=plan.seq, moves=moves, calls_ms=tuple(times))
             self.apply_actions(self.core.handle(done))
-        waiting = any(turn.phase is Phase.PREFILL for turn in self.core.state.turns.values())
+        waiting = any(turn.phase is not Phase.DECODE for turn in self.core.state.turns.values())
         self._promised = plan if plan.repeat > 1 and not waiting else None
         for turn, ok in sampled:
             if ok:

@@ -160,8 +160,9 @@ class StepPlan:
     """One step. Empty `moves` and `calls`: nothing to do before the next fact.
 
     An executor may apply the same calls up to `repeat` times before it reports, as long as no turn ends and no fact
-    waits: the plans between are expected to be the same (where a prefill waits for its share of the time, if steps take
-    what is predicted). Only plans of one decode call repeat. `predicted_ms` is one time's.
+    waits: the plans between are expected to be the same. Where a prefill waits for its share of the time, or a queued
+    turn for a slot that is kept free, that holds if steps take what is predicted. Only plans of one decode call repeat.
+    `predicted_ms` is one time's.
     """
 
     seq: int

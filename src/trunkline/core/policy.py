@@ -5,6 +5,8 @@ both from one thread, applies what they return, and reports with `StepDone`. Not
 same facts and the same `plan` times give the same plans.
 """
 
+import itertools
+import math
 from collections import OrderedDict
 
 from trunkline.core import lifecycle
@@ -163,25 +165,34 @@ class Core:
         placed = [turn for turn in self.state.turns.values() if turn.slot is not None]
         step = self.state.scheduler.step(placed, now_ms, short_step_due=self._short_step_due(now_ms))
         moves, deaths = tuple(ledger.moves), tuple(ledger.deaths)
-        repeat = 1 if moves else self._repeat(step, placed)
+        repeat = 1 if moves else self._repeat(step, placed, now_ms)
         plan = StepPlan(self._next_plan, now_ms, moves, step.calls, deaths, step.predicted_ms, repeat)
         if plan.moves or plan.calls:
             self._next_plan += 1
             self._plan = (plan, step)
         return plan
 
-    def _repeat(self, step: Step, placed: list[Turn]) -> int:
-        """How many steps are expected to be planned this way if nothing but their own calls happens.
-
-        A slot that is kept free for a while is given to a queued turn later, so nothing holds while there is one.
-        """
+    def _repeat(self, step: Step, placed: list[Turn], now_ms: float) -> int:
+        """How many steps are expected to be planned this way if nothing but their own calls happens."""
         decoding = [turn for turn in placed if turn.phase is Phase.DECODE]
         if not decoding or any(turn.pending > 1 for turn in decoding):
             return 1
+        steps = min(turn.fact.max_new_tokens - turn.generated for turn in decoding)
+        steps = steps if step.holds is None else min(step.holds, steps)
         if len(placed) < min(len(self.state.turns), len(self.state.slots)):
-            return 1
-        ends = min(turn.fact.max_new_tokens - turn.generated for turn in decoding)
-        return max(1, ends if step.holds is None else min(step.holds, ends))
+            free_ms = self._slot_given_ms(now_ms) - now_ms
+            steps = steps if free_ms == math.inf else min(steps, int(free_ms / max(step.predicted_ms, 1e-3)))
+        return max(1, steps)
+
+    def _slot_given_ms(self, now_ms: float) -> float:
+        """When the clock alone may give a slot that is kept free to a queued turn: one was patient long enough, or no
+        short step is due any more.
+        """
+        patience = LOOP_BONUS_MS + SHORT_BONUS_MS
+        queued = [turn.fact.at_ms for turn in self.state.turns.values() if turn.phase is Phase.QUEUED]
+        ends = [at_ms + patience for at_ms in queued if at_ms + patience >= now_ms]
+        due = [ended_ms + DUE_MS for ended_ms in itertools.islice(reversed(self._due.values()), 1)]
+        return min([*ends, *due], default=math.inf)
 
     def _place_queued(self, ledger: Ledger, now_ms: float) -> None:
         queued = [turn for turn in self.state.turns.values() if turn.phase is Phase.QUEUED]

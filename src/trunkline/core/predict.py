@@ -38,13 +38,28 @@ class LinearCost:
             for j, y in enumerate(features):
                 row[j] = kept * row[j] + weight * x * y
             self._b[i] = kept * self._b[i] + weight * x * ms
-        known = [[*row, b] for row, b in zip(self._a, self._b, strict=True)]
-        for i, (ridge, prior) in enumerate(zip(self._ridge, self._prior, strict=True)):
-            known[i][i] += ridge
-            known[i][-1] += ridge * prior
-        solved = _solve(known)
-        first, second, third = (max(c, LEAST * prior) for c, prior in zip(solved, self._prior, strict=True))
+        self._solve()
+
+    def _solve(self) -> None:
+        """Least squares with the pull; what would fall below its floor stays there and the others are solved anew."""
+        floors = [LEAST * prior for prior in self._prior]
+        found, free = floors, [0, 1, 2]
+        while free:
+            rows = [self._row(i, free, floors) for i in free]
+            solved = dict(zip(free, _solved(rows), strict=True))
+            found = [solved.get(i, floor) for i, floor in enumerate(floors)]
+            low = [i for i in free if found[i] < floors[i]]
+            if not low:
+                break
+            free = [i for i in free if i not in low]
+        first, second, third = (max(c, floor) for c, floor in zip(found, floors, strict=True))
         self._coefficients = (first, second, third)
+
+    def _row(self, i: int, free: list[int], floors: list[float]) -> list[float]:
+        """Equation `i` in the `free` coefficients, the others at their floors: left side, then right side."""
+        left = [self._a[i][j] + (self._ridge[i] if i == j else 0.0) for j in free]
+        known = sum(self._a[i][j] * floors[j] for j in range(3) if j not in free)
+        return [*left, self._b[i] + self._ridge[i] * self._prior[i] - known]
 
     def predict(self, features: Features) -> float:
         """Expected milliseconds."""
@@ -52,7 +67,7 @@ class LinearCost:
         return a * x + b * y + c * z
 
 
-def _solve(rows: list[list[float]]) -> list[float]:
+def _solved(rows: list[list[float]]) -> list[float]:
     """X of A x = b, where a row is A's and then b's; A is symmetric and positive definite, so no pivoting is needed.
 
     By hand, because a call of numpy costs ten times as much for so few numbers.
