@@ -138,7 +138,7 @@ def main() -> None:
         say(show(node))
         say("\nload   figure          measured  spread   simulated      off  within")
         for lanes in (int(part) for part in args.loads.split(",")):
-            played = sessions(lanes, max(3, lanes), args.turns)
+            played = sessions(lanes, 2 * max(2, lanes), args.turns)
             measured = [three(real(args, played, lanes, log)[0]) for _ in range(args.repeats)]
             result["loads"][lanes] = compare(measured, three(simulated(node, played, lanes)), lanes)
     write_json(args.json, result)
