@@ -1,12 +1,14 @@
 """Stored responses: what is kept, for whom, how much, and over restarts."""
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from trunkline.gateway.responses.store import ResponseStore, Stored, conversation
-from trunkline.gateway.rundb import DamagedRecords
+from trunkline.gateway.rundb import DamagedRecords, NewerSchema
 from trunkline.wire.responses import Item, ItemPart
 
 SIZE = 1000
@@ -140,6 +142,14 @@ def test_a_write_that_fails_is_logged_and_serving_goes_on(
     assert "not stored" in caplog.text
     store.put("", make("b"))
     assert kept(store, "ab") == "b"
+
+
+def test_a_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite"
+    with closing(sqlite3.connect(path)) as later:
+        later.execute("PRAGMA user_version = 99")
+    with pytest.raises(NewerSchema, match="schema 99"):
+        ResponseStore(path, max_bytes=SIZE)
 
 
 def test_a_damaged_file_is_named_with_the_fix(tmp_path: Path) -> None:

@@ -131,6 +131,17 @@ def test_reasoning_is_an_item_and_never_text(gateway: Served, gpt: openai.OpenAI
     assert gateway.executor.rendered[-1][1]["reasoning_content"] == thought.content[0].text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_a_response_that_thought_are_those_of_its_text(gateway: Served, stream: bool) -> None:
+    gateway.executor.traits = THINKING
+    gateway.executor.reply = "<think>hm</think>hello"
+    answer = respond(gateway, tools=[], stream=stream, include=["message.output_text.logprobs"])
+    response = named_events(answer)[-1]["response"] if stream else answer.json()
+    (text,) = response["output"][1]["content"]
+    assert "".join(entry["token"] for entry in text["logprobs"]).endswith("hello")
+    assert "hm" not in "".join(entry["token"] for entry in text["logprobs"])
+
+
 def test_a_schema_of_a_response_becomes_a_constraint(gateway: Served, gpt: openai.OpenAI) -> None:
     gateway.executor.reply = '{"total": 3}'
     response = gpt.responses.parse(model="scripted", input="hi", text_format=Sum)

@@ -49,12 +49,21 @@ class Finish:
 
 @dataclass(slots=True)
 class Outcome:
-    """One choice, whole."""
+    """One choice, whole. `steps` are its pieces: what each made certain, and the logprobs of its tokens."""
 
-    parts: list[Part] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    steps: list[tuple[Sequence[Part], Sequence[TokenLogprob]]] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None
     finish: Finish | None = None
+
+    @property
+    def parts(self) -> list[Part]:
+        """All parts."""
+        return [part for parts, _ in self.steps for part in parts]
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """The logprobs of all tokens."""
+        return [entry for _, entries in self.steps for entry in entries]
 
     @property
     def text(self) -> str:
@@ -217,11 +226,10 @@ async def answer_whole(turns: Turns, asked: Asked, send: Send) -> None:
         async for at, event in events:
             outcome, choice = outcomes[at], choices[at]
             if isinstance(event, Delta):
-                outcome.parts += choice.feed(event)
-                outcome.logprobs += event.logprobs
+                outcome.steps.append((choice.feed(event), event.logprobs))
             elif isinstance(event, Ended):
                 rest, outcome.finish = choice.finish(event)
-                outcome.parts += rest
+                outcome.steps.append((rest, ()))
             elif isinstance(event, PromptLogprobs):
                 outcome.prompt_logprobs = event
     await turns.settle()

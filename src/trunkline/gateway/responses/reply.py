@@ -168,7 +168,8 @@ class ResponsesReply:
         """As `Reply.whole`."""
         (outcome,) = outcomes
         assert outcome.finish is not None
-        self.delta(0, outcome.parts, Delta((), "", tuple(outcome.logprobs)), None)
+        for parts, logprobs in outcome.steps:
+            self.delta(0, parts, Delta((), "", tuple(logprobs)), None)
         self.last(0, outcome.finish, None)
         self.end(usage)
         return encode(self._response)

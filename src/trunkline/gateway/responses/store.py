@@ -15,11 +15,12 @@ from threading import Lock
 
 import msgspec
 
-from trunkline.gateway.rundb import DamagedRecords
+from trunkline.gateway.rundb import DamagedRecords, NewerSchema
 from trunkline.wire.responses import Item
 
 log = logging.getLogger("trunkline.gateway")
 
+SCHEMA_VERSION = 1
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, scope TEXT NOT NULL, previous TEXT,
@@ -77,7 +78,8 @@ class ResponseStore:
     """Responses by id. Thread-safe. Writes return at once and are seen at once; reads block on the disk.
 
     `path` None keeps them in memory. A response larger than `max_bytes` is not kept. A write that fails (disk full) is
-    logged, and its response forgotten. Raises `DamagedRecords` for a file that SQLite cannot read.
+    logged, and its response forgotten. Raises `DamagedRecords` for a file that SQLite cannot read, and `NewerSchema`
+    for one that a later version wrote.
     """
 
     def __init__(self, path: Path | None, *, max_bytes: int, max_count: int = 100_000) -> None:
@@ -105,7 +107,13 @@ class ResponseStore:
         """Make the tables, if they are not there; (how many responses there are, their bytes, the latest use)."""
         for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
             self._connection.execute(f"PRAGMA {pragma}")
-        self._connection.executescript(SCHEMA)
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION:
+            raise NewerSchema(
+                f"the stored responses have schema {version}, this version reads up to {SCHEMA_VERSION}; "
+                "upgrade trunkline or choose another --data-dir."
+            )
+        self._connection.executescript(f"{SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
         sums = "SELECT count(*), coalesce(sum(bytes), 0), coalesce(max(used), 0) FROM responses"
         count, size, used = self._connection.execute(sums).fetchone()
         return count, size, used
