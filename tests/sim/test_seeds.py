@@ -22,6 +22,18 @@ def test_every_seed_keeps_every_law_and_ends(batch: int) -> None:
             raise
 
 
+ONCE_FAILED = {
+    181: "a client left while its last turn ended well, and its run waited for ever",
+    303: "a client left while its turn was being refused, and its run waited for ever",
+    1000: "the same, after a restart of the node",
+}
+
+
+@pytest.mark.parametrize("seed", ONCE_FAILED, ids=lambda seed: f"{seed}: {ONCE_FAILED[seed]}")
+def test_a_seed_that_failed_once_holds(seed: int) -> None:
+    play(seed)
+
+
 @pytest.mark.parametrize("seed", range(0, 200, 20))
 def test_a_seeds_decision_log_replays_to_the_same_plans(seed: int, tmp_path: Path) -> None:
     made = scenario(seed)
