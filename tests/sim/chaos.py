@@ -71,6 +71,7 @@ def scenario(seed: int) -> Scenario:
         ramp_ms=rng.choice([0.0, 2000.0]),
         gap_cap_ms=NEVER_MS,
         max_new_tokens=rng.choice([None, 16]),
+        finishes=random.Random(f"finishes {seed}").random() < 0.5,
         seed=seed,
     )
     load = 3600.0 if workload.arrival is Arrival.POISSON else float(rng.randint(1, 8))

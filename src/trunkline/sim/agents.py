@@ -49,7 +49,8 @@ class Workload:
 
     `load` is the number of lanes, or sessions an hour (`POISSON`). Lanes open evenly over `ramp_ms`. Tool gaps are
     multiplied by `gap_scale`, then capped at `gap_cap_ms`; an unknown one counts as `unknown_gap_ms`. Turns may
-    generate `max_new_tokens`, or exactly what they will generate if that is None (as `trunkline bench` asks).
+    generate `max_new_tokens`, or exactly what they will generate if that is None (as `trunkline bench` asks). Runs that
+    complete say so if `finishes`; most agents never do.
     """
 
     arrival: Arrival = Arrival.LANES
@@ -60,6 +61,7 @@ class Workload:
     unknown_gap_ms: float = 0.0
     max_new_tokens: int | None = None
     answers: Answers = Answers.FED_BACK
+    finishes: bool = False
     seed: int = 0
 
 
@@ -158,7 +160,7 @@ class Agents:
         play.open_runs -= 1
         agent.waiting = False
         del self.playing[agent.run.id]
-        if self.node is not None and error is None:
+        if self._workload.finishes and self.node is not None and error is None:
             self.node.finish(agent.key, self._clock.now_ms)
         if parent is not None and parent.joining.pop(agent.run.id, None) is not None:
             parent.ideal_ms = max(parent.ideal_ms, agent.ideal_ms)

@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser, size: Callable[[str], int]) -
     load.add_argument("--gap-scale", type=float, default=1.0, help="multiply tool gaps (default: %(default)s)")
     load.add_argument("--gap-cap", type=float, default=60.0, help="longest tool gap, s (default: %(default)s)")
     load.add_argument("--max-tokens", type=int, help="what turns ask for at most (default: exactly what they generate)")
+    load.add_argument("--finish", action="store_true", help="agents say when a run is over (most never do)")
     node = parser.add_argument_group("the node")
     node.add_argument("--node", type=Path, help="a node that `trunkline calibrate` measured, instead of a roofline")
     node.add_argument(
@@ -130,6 +131,7 @@ def simulate(args: argparse.Namespace) -> Report:
             gap_cap_ms=args.gap_cap * 1e3,
             max_new_tokens=args.max_tokens,
             answers=Answers(args.answers),
+            finishes=args.finish,
             seed=args.seed,
         )
         results.append(one_load(args, workload, settings, costs, Noise(args.seed, spread)))
