@@ -1,6 +1,7 @@
 """Client noise held still: which pieces, by whose values, and that nothing else is touched."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -335,3 +336,31 @@ def test_tokenize_counts_what_generation_would_use(gateway: Served) -> None:
     body = {"messages": [system, {"role": "user", "content": "hi"}]}
     counted = gateway.post("/tokenize", body).json()["tokens"]
     assert counted == gateway.executor.requests[-1].tokens.tolist()
+
+
+def as_chat(line: str) -> dict[str, Any]:
+    return {"messages": [{"role": "system", "content": line}, {"role": "user", "content": "hi"}]}
+
+
+def as_messages(line: str) -> dict[str, Any]:
+    blocks = [{"type": "text", "text": line}, {"type": "text", "text": "Be brief.", "cache_control": {}}]
+    return {"system": blocks, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+
+
+def as_response(line: str) -> dict[str, Any]:
+    return {"instructions": line, "input": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", as_chat), ("/v1/messages", as_messages), ("/v1/responses", as_response)],
+)
+def test_a_billing_line_is_held_still_in_every_api(
+    gateway: Served, path: str, body: Callable[[str], dict[str, Any]]
+) -> None:
+    for cch in ("11111", "22222"):
+        response = gateway.post(path, body(f"x-anthropic-billing-header: cc_version=2.1.104.{cch[:3]}; cch={cch};"))
+        assert response.status_code == 200, response.text
+    first, second = gateway.executor.requests
+    assert first.text == second.text
+    assert dict(second.normalized) == {"billing": 2}

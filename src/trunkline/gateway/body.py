@@ -48,6 +48,9 @@ REFUSED_FIELDS = {
 NEUTRAL = frozenset({b"null", b"false", b"[]", b"{}", b'""', b'["text"]'})
 """Values that leave a refused field without effect."""
 
+PAIRS = "; \\u escapes of surrogates must come in pairs"
+"""What is wrong with most broken escapes: text that was cut inside a character."""
+
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 _BYTE = re.compile(r"\(byte (\d+)\)$")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
@@ -133,10 +136,11 @@ def _json_error(error: msgspec.DecodeError, body: bytes) -> InvalidJson:
     if not text.strip():
         return InvalidJson("The body is empty (byte 0); send a JSON object.")
     if _BYTE.search(str(error)):
-        return InvalidJson(f"The body is not valid JSON: {error}.")
+        hint = PAIRS if "surrogate" in str(error) or "hex escape" in str(error) else ""
+        return InvalidJson(f"The body is not valid JSON: {error}{hint}.")
     try:
         json.loads(text)
     except (json.JSONDecodeError, RecursionError) as bad:
         at = bad.pos if isinstance(bad, json.JSONDecodeError) else len(body)
         return InvalidJson(f"The body is not valid JSON: {error} (character {at}).")
-    return InvalidJson(f"The body is not valid JSON: {error}; \\u escapes of surrogates must come in pairs.")
+    return InvalidJson(f"The body is not valid JSON: {error}{PAIRS}.")
