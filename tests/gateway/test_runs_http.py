@@ -38,6 +38,15 @@ def test_a_run_is_shown_turn_by_turn_with_totals(gateway: Served) -> None:
     assert view["totals"]["turns"] == 1
 
 
+def test_a_session_names_a_group_and_is_shown_with_its_run(gateway: Served) -> None:
+    gateway.chat("hi", headers={"X-Session-ID": "s"})
+    gateway.chat("hi", headers={"X-Trunkline-Run": "r", "X-Session-ID": "s"})
+    hints = [request.hint for request in gateway.executor.requests]
+    assert [(hint.run, hint.group) for hint in hints] == [(None, "s"), ("r", None)]
+    assert [show(gateway, run)["session"] for run in ("s", "r")] == ["s", None]
+    assert {row["id"]: row["session"] for row in gateway.client.get("/v1/runs").json()["data"]} == {"s": "s", "r": None}
+
+
 def test_a_run_is_active_during_its_turn_and_waits_after_it(gateway: Served) -> None:
     gateway.executor.script = say_and_hang
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
