@@ -6,8 +6,9 @@ Recorded agent runs are sent as concurrent agents would send them, interleaved, 
 before, to the production core: no model computes, answers are the recorded ones. Of some runs forks are made: a copy of
 the history up to an answer, gone on with differently, or the same prompt once more, after the run itself has gone on.
 
-A turn is right if it is in the run that its task's first turn began, and nobody else's. A fork is right if it is a run
-of its own, whose parent is the run that it was forked from.
+A turn is right if it is in the run that its task's first turn began, and nobody else's. (Two tasks that sent and got
+the same to the letter so far may change places: `twins`.) A fork is right if it is a run of its own, whose parent is
+the run that it was forked from.
 
 Text is tokenized by the packaged model's tokenizer. Weka sessions have no text: blocks are symbols, answers are spelled
 where the next prompt holds them, and sessions whose tools and instructions have the same sizes share these blocks. What
@@ -35,9 +36,16 @@ def score(givens: Sequence[Given]) -> dict[str, Any]:
     home: dict[str, str] = {}
     owner: dict[str, str] = {}
     wrong: dict[str, int] = {}
-    turns = right = forks = parents = 0
+    history: dict[str, int] = {}
+    turns = right = forks = parents = twins = 0
     for given in givens:
         turns += 1
+        other = owner.get(given.run)
+        if given.task in home and other is not None and other != given.task and history[other] == history[given.task]:
+            twins += 1  # nobody could tell the two apart until now
+            owner[home[given.task]] = other
+            owner[given.run], home[given.task], home[other] = given.task, given.run, home[given.task]
+        history[given.task] = given.history
         if given.task not in home:
             home[given.task] = given.run
             problem = f"first turn taken for another run's ({given.relation})" if given.run in owner else ""
@@ -62,8 +70,9 @@ def score(givens: Sequence[Given]) -> dict[str, Any]:
         "turns": turns,
         "right": right / turns,
         "forks": forks,
+        "twins": twins,
         "parents_right": parents / forks if forks else None,
-        "relations": {relation: sum(given.relation == relation for given in givens) for relation in Relation},
+        "relations": {str(kind): sum(given.relation is kind for given in givens) for kind in Relation},
         "wrong": dict(sorted(wrong.items(), key=lambda item: -item[1])),
     }
 
@@ -93,8 +102,9 @@ def main() -> None:
         figures = result[name] = measured(agents, args.forks)
         parents = "-" if figures["parents_right"] is None else f"{figures['parents_right']:.2%}"
         say(f"{name}: {figures['turns']:,} turns of {figures['tasks']} tasks: {figures['right']:.3%} in the right run;")
-        say(f"    {figures['forks']} forks: {parents} with the right parent; relations {figures['relations']}")
+        say(f"    {figures['forks']} forks: {parents} with the right parent; {figures['relations']}")
         say(f"    an arrival takes {figures['arrival_ms_p50']:.2f} ms (p50), {figures['arrival_ms_p99']:.2f} ms (p99)")
+        say(f"    {figures['twins']} times two tasks changed places that had been the same so far")
         for problem, count in figures["wrong"].items():
             say(f"    {count:>6} x {problem}")
     write_json(args.json, result)

@@ -40,6 +40,7 @@ class Agent:
     begin_ms: float = 0.0
     forked_from: str | None = None
     turns: int = 0
+    history: int = 0
     ended: list[Step] = field(default_factory=list)
     """Its latest turns."""
     children: dict[int, list["Agent"]] = field(default_factory=dict)
@@ -47,13 +48,14 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the core made of one turn: its run, and that run's parent."""
+    """What the core made of one turn: its run, and that run's parent. `history` stands for all up to its answer."""
 
     task: str
     forked_from: str | None
     run: str
     parent: str | None
     relation: Relation
+    history: int
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +128,9 @@ class Drive:
         self.arrival_ms.append((perf_counter() - begin) * 1e3)
         (accepted,) = (action for action in actions if isinstance(action, TurnAccepted))
         relation = self._core.state.turns[turn].record.relation
-        self._given[turn] = Given(agent.task, agent.forked_from, accepted.run.run, accepted.parent, relation)
+        agent.history = hash((agent.history, step.prompt.symbols.tobytes(), step.answer.tobytes()))
+        run, parent = accepted.run.run, accepted.parent
+        self._given[turn] = Given(agent.task, agent.forked_from, run, parent, relation, agent.history)
         self._flying[turn] = _Flight(agent, step, len(step.answer))
 
     def _step(self, until_ms: float) -> None:
@@ -182,8 +186,9 @@ class Drive:
             return
         at = self._random.randrange(3)
         base, after = agent.ended[at : at + 2]
-        if not np.array_equal(after.prompt.symbols[: len(base.prompt.symbols)], base.prompt.symbols):
-            return  # the run rewrote its history here: what leaves it before may as well be the run, undoing that
+        known, grown = base.prompt.symbols, after.prompt.symbols
+        if len(grown) == len(known) or not np.array_equal(grown[: len(known)], known):
+            return  # the run went elsewhere, or sent this again: what comes here may as well be the run itself
         self._forks -= 1
         task = f"{agent.task} fork {self._forks}"
         self._come(Agent(task, self._forked(base, after), forked_from=agent.task), self._now)
