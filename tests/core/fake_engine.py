@@ -270,6 +270,6 @@ class FakeEngine:
         assert held.keys() == self.segments.keys(), "the account lists the segments there are"
         for node_id, symbols in self.segments.items():
             node = held[node_id]
-            path = [s for n in node.path() for s in n.symbols.tolist()]
-            expected = path if self.settings.memory is MemoryKind.CHECKPOINTS else path[node.start :]
+            whole = self.settings.memory is MemoryKind.CHECKPOINTS
+            expected = [s for n in (node.path() if whole else [node]) for s in n.symbols.tolist()]
             assert symbols == expected, "a segment holds its node's tokens"
