@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 import servers
@@ -135,6 +136,7 @@ def main() -> None:
         turn_ms = outside_ms(log, events)
         real(args, sessions(-1, 4, args.turns), 3, log)
         node = calibrate(log, turn_ms)
+        result["node"] = msgspec.to_builtins(node)
         say(show(node))
         say("\nload   figure          measured  spread   simulated      off  within")
         for lanes in (int(part) for part in args.loads.split(",")):
