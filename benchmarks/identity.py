@@ -14,7 +14,7 @@ Text is tokenized by the packaged model's tokenizer. Weka sessions have no text:
 where the next prompt holds them, and sessions whose tools and instructions have the same sizes share these blocks. What
 an edited prompt (every 15th) says behind the edit is not recorded. It is taken to keep what was there, or what fits of
 the newest, and the last answer (`weka`); or to say what nobody ever said, and no answer is ever sent back (`weka,
-replayed`: what a replay harness sends).
+replayed`: what a replay harness sends; `heads apart`: one that takes block ids for each session's own).
 """
 
 import argparse

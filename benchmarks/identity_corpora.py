@@ -53,6 +53,7 @@ def all_of(
         "tau_bench": (data / "tau_bench", lambda: text.agents(_tau(data / "tau_bench"), limit)),
         "weka": (weka, lambda: weka_agents(weka, limit, seed)),
         "weka, replayed": (weka, lambda: weka_agents(weka, limit, seed, replayed=True)),
+        "weka, replayed, heads apart": (weka, lambda: weka_agents(weka, limit, seed, replayed=True, own_heads=True)),
     }
     for name, (path, agents) in corpora.items():
         if path.exists() and (wanted is None or name.split(",")[0] in wanted):
@@ -133,17 +134,20 @@ class _Sizes(msgspec.Struct):
     system_tokens: int = 0
 
 
-def weka_agents(path: Path, limit: int | None, seed: int, *, replayed: bool = False) -> Iterator[Agent]:
+def weka_agents(
+    path: Path, limit: int | None, seed: int, *, replayed: bool = False, own_heads: bool = False
+) -> Iterator[Agent]:
     """Root runs begin one after another, about `CONCURRENT` of them at a time; sub-agents when it is recorded.
 
-    `replayed`: as a replay harness sends them, which never sends back what was answered.
+    `replayed`: as a replay harness sends them, which never sends back what was answered. `own_heads`: sessions share
+    nothing, as with harnesses that take the block ids for each session's own.
     """
     sizes = {size.id: size for _, line in read_lines(path) for size in [msgspec.json.decode(line, type=_Sizes)]}
     sessions = [session for session in read_sessions(read_weka(path)) if session[0].turns][:limit]
     random.Random(seed).shuffle(sessions)
     lengths = [sum(turn.gap_ms or 0.0 for turn in session[0].turns) for session in sessions]
     apart = float(np.median(lengths)) / CONCURRENT
-    table, names = SymbolTable(), _Names(replayed=replayed)
+    table, names = SymbolTable(), _Names(replayed=replayed, own_heads=own_heads)
     for number, session in enumerate(sessions):
         renamed = names.session(session, sizes[session[0].id])
         turns = table.session(tuple(run for run, _ in renamed))
@@ -209,11 +213,13 @@ class _Names:
 
     Ids are chained (none is ever found at two places), so that an edit renames all that follows it. A prompt that is
     longer than where its predecessor was edited is taken to keep the text behind one edited block and, unless
-    `replayed`, to go on with the answer; one that became shorter to keep what fits of the newest text.
+    `replayed`, to go on with the answer; one that became shorter to keep what fits of the newest text. `own_heads`: heads
+    are not shared either.
     """
 
-    def __init__(self, *, replayed: bool) -> None:
+    def __init__(self, *, replayed: bool, own_heads: bool) -> None:
         self._next = 0
+        self._own_heads = own_heads
         self._replayed = replayed
         self._heads: dict[tuple[int, ...], int] = {}
 
@@ -225,7 +231,7 @@ class _Names:
         tools, head = (
             tokens // sizes.block_size for tokens in (sizes.tool_tokens, sizes.tool_tokens + sizes.system_tokens)
         )
-        for at, number in enumerate(_blocks(first)[:head]):
+        for at, number in enumerate(_blocks(first)[: 0 if self._own_heads else head]):
             name = (sizes.tool_tokens, at) if at < tools else (sizes.tool_tokens, sizes.system_tokens, at)
             if name not in self._heads:
                 self._heads[name] = self._take()

@@ -100,6 +100,40 @@ def test_an_early_edit_that_leaves_the_rest_continues_the_run_as_an_edit(engine:
     assert MissReason.HISTORY_EDITED in {miss.reason for miss in record.misses}
 
 
+def play_back(engine: FakeEngine, words: Words, turns: int = 4) -> tuple[TurnRecord, list[int]]:
+    """A run of a client that never sends back what was answered; its last record and its last prompt."""
+    prompt = [*SYSTEM, *words(20)]
+    record = engine.serve(prompt, length=ANSWER)
+    for _ in range(turns - 1):
+        prompt = [*prompt, *words(60)]
+        record = engine.serve(prompt, length=ANSWER)
+    return record, prompt
+
+
+def test_without_answers_a_long_prompt_under_the_only_waiting_runs_head_is_its_history_rewritten(
+    engine: FakeEngine, words: Words
+) -> None:
+    last, prompt = play_back(engine, words)
+    shrunk = [*prompt[: len(SYSTEM)], *words(150)]
+    record = engine.serve(shrunk, length=ANSWER)
+    assert (record.run, record.relation) == (last.run, Relation.COMPACTION)
+    assert engine.serve([*shrunk, *words()], length=ANSWER).run == last.run
+
+
+def test_without_answers_a_prompt_no_longer_than_a_first_one_is_a_first_one(engine: FakeEngine, words: Words) -> None:
+    last, _ = play_back(engine, words)
+    record = engine.serve([*SYSTEM, *words(25)], length=ANSWER)
+    assert (record.run != last.run, record.relation) == (True, Relation.NEW)
+
+
+def test_where_answers_come_back_a_long_prompt_under_a_waiting_runs_head_is_another_run(
+    engine: FakeEngine, words: Words
+) -> None:
+    last = play(engine, words)
+    record = engine.serve([*SYSTEM, *words(400)], length=ANSWER)
+    assert (record.run != last.run, record.relation) == (True, Relation.NEW)
+
+
 def test_a_run_may_alternate_between_contexts(engine: FakeEngine, words: Words) -> None:
     first = play(engine, words)
     told = [*words(50), *TASK, *answers(engine, first.run), *words()]

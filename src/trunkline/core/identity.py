@@ -31,6 +31,8 @@ SHRUNK = 0.75
 """A history of which only the answers are left was summed up if it lost a quarter."""
 HEAD = 0.5
 """The part of its first prompt that a rewritten history keeps if it keeps its head: instructions and tools."""
+GROWN = 1.25
+"""A prompt that is longer than a first prompt by this factor begins no run."""
 EDITED = 0.9
 """A prompt whose end was edited still begins with so much of the one before."""
 TELLING = 2 * WINDOW
@@ -107,7 +109,15 @@ class _Judge:
         found = self._by_prefix()
         if found is not None and found.relation is Relation.CONTINUES:
             return found
-        return self._lost() or found or self._by_text() or self._by_place() or self._by_session() or self._new()
+        return (
+            self._lost()
+            or found
+            or self._by_text()
+            or self._by_place()
+            or self._by_size()
+            or self._by_session()
+            or self._new()
+        )
 
     # --- by prefix ----------------------------------------------------------------------------------------------
 
@@ -193,17 +203,28 @@ class _Judge:
 
     def _by_place(self) -> Lineage | None:
         """Where text cannot testify: the one open run whose last prompt's end was edited before the prompt went on."""
-        run = self._only_run_below()
-        if run is None or run.in_flight or not self._allowed(run) or run.prompt_leaf is None:
+        run = self._only_silent_run_below()
+        if run is None or run.prompt_leaf is None:
             return None
-        if run.echoes is not False and run.answer_tokens >= TELLING:
-            return None  # what it said would be here
         last = run.prompt_leaf.end
         return self._rewritten(run, 0) if EDITED * last <= self.match.tokens and last < self._tokens else None
 
+    def _by_size(self) -> Lineage | None:
+        """Where text cannot testify: the one open run under the prompt's head, if no first prompt is so long."""
+        run = self._only_silent_run_below()
+        grown = run is not None and run.first is not None and self._tokens >= GROWN * run.first.end
+        return self._rewritten(run, 0) if grown and run is not None and run.turns > 1 else None
+
+    def _only_silent_run_below(self) -> Run | None:
+        """The one open run below where the prompt leaves the tree, if what it said cannot be expected in the prompt."""
+        run = self._only_run_below()
+        if run is None or run.in_flight or not self._allowed(run):
+            return None
+        return None if run.echoes is not False and run.answer_tokens >= TELLING else run
+
     def _only_run_below(self) -> Run | None:
         """The open run whose trajectory goes on from where the prompt leaves the tree, if it is only one."""
-        node: Node | None = self.match.child
+        node: Node | None = self.match.child or (self.match.last if self.match.path else None)
         if node is None or node.users != 1:
             return None
         while node is not None:
