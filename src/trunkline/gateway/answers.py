@@ -167,7 +167,12 @@ class _Planner:
 
     def _with(self, choice: Choice) -> Constraint:
         structure = self._wanted.structure
-        shape = Shape(choice=choice, answer=None if structure is None else "answer", never=self._never)
+        shape = Shape(
+            choice=choice,
+            answer=None if structure is None else "answer",
+            schema=None if structure is None else structure.schema,
+            never=self._never,
+        )
         rules = [f"args{at}: {schema_rule(tool.parameters)}\n" for at, tool in enumerate(choice.tools)]
         rules += [] if structure is None or choice.required else [structure.rules]
         return Constraint(self._thinking() + self._syntax.grammar(shape) + "".join(rules), TOOL_CALL)

@@ -14,11 +14,14 @@ from trunkline.wire.openai import ChatBody, CompletionBody
 
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 MAX_CHOICES = 4096
+ANY_OBJECT = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
     """What an answer must match. `rules` define `answer`; or `grammar` is a whole grammar of the client's own.
+
+    `schema` is the JSON schema behind the rules, if there is one.
 
     `kind` names it in statistics, `param` is the field to blame where it cannot be compiled.
     """
@@ -26,6 +29,7 @@ class Structure:
     kind: str
     param: str
     rules: str = ""
+    schema: Mapping[str, Any] | None = None
     grammar: str | None = None
 
 
@@ -52,7 +56,7 @@ def _response_format(given: Mapping[str, Any] | None, settings: GatewaySettings)
     if kind == "text" or given is None:
         return None
     if kind == "json_object":
-        return Structure("json_object", "response_format", f"answer: {schema_rule({'type': 'object'})}\n")
+        return _structure("json_object", "response_format", ANY_OBJECT)
     if kind != "json_schema":
         raise Unsupported(
             '`response_format.type` is not supported except "text", "json_object" and "json_schema".',
@@ -72,7 +76,7 @@ def _structured_outputs(given: Mapping[str, Any] | None, settings: GatewaySettin
     if given is None or not wanted:
         return None
     if wanted == ["json_object"]:
-        return Structure("json_object", "structured_outputs", f"answer: {schema_rule({'type': 'object'})}\n")
+        return _structure("json_object", "structured_outputs", ANY_OBJECT)
     kinds = [key for key in wanted if key in ("json", "regex", "choice", "grammar")]
     if len(kinds) != 1 or "json_object" in wanted:
         raise InvalidRequest(
@@ -101,7 +105,11 @@ def _one(name: str, param: str, given: Any, settings: GatewaySettings) -> Struct
 
 
 def _json(kind: str, param: str, schema: Any, settings: GatewaySettings) -> Structure:
-    return Structure(kind, param, f"answer: {schema_rule(check_schema(param, schema, settings))}\n")
+    return _structure(kind, param, check_schema(param, schema, settings))
+
+
+def _structure(kind: str, param: str, schema: Mapping[str, Any]) -> Structure:
+    return Structure(kind, param, f"answer: {schema_rule(schema)}\n", schema)
 
 
 def _decoded(param: str, given: Any) -> Any:

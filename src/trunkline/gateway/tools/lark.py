@@ -49,6 +49,21 @@ def bare(schema: Any) -> Any:
     return kept
 
 
+def moved(schema: Any, root: str) -> Any:
+    """`schema` as a part of another, where `root` points to it."""
+    if isinstance(schema, list):
+        return [moved(part, root) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: root + value[1:]
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else moved(value, root)
+        for key, value in schema.items()
+        if key not in ("$schema", "$id") or not isinstance(value, str)
+    }
+
+
 def any_of(expressions: Sequence[str]) -> str:
     """One of several."""
     return " | ".join(expressions)

@@ -5,8 +5,10 @@ r"""Llama 3.1 and later: the whole answer is one call, or text.
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from trunkline.gateway.tools.declared import Choice
+from trunkline.gateway.tools.declared import Choice, Tool
+from trunkline.gateway.tools.lark import moved, schema_rule
 from trunkline.gateway.tools.scan import CallScan, NewId
 from trunkline.gateway.tools.syntax import Shape, call_head, call_rules, free_text
 from trunkline.wire.outputs import Part, Text
@@ -30,6 +32,8 @@ class Llama3:
         rules = call_rules(names, KEY)
         if shape.choice.required:
             return rules + "body: call\n"
+        if shape.schema is not None:
+            return f"body: {schema_rule(_either(shape.choice.tools, shape.schema))}\n"
         if shape.answer is not None:
             return rules + f"body: {shape.answer} | call\n"
         heads = tuple(call_head(name, KEY) for name in names)
@@ -42,6 +46,24 @@ class Llama3:
     def reader(self, choice: Choice, new_id: NewId) -> "BareReader":
         """As `Syntax.reader`."""
         return BareReader(choice, new_id)
+
+
+def _either(tools: Sequence[Tool], answer: Mapping[str, Any]) -> dict[str, Any]:
+    """One schema for an answer or a call: both begin alike, which only alternatives within one schema may."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, KEY: {"$ref": f"#/$defs/args{at}"}},
+            "required": ["name", KEY],
+            "additionalProperties": False,
+        }
+        for at, tool in enumerate(tools)
+    ]
+    parts = {"answer": answer} | {f"args{at}": tool.parameters for at, tool in enumerate(tools)}
+    return {
+        "anyOf": [{"$ref": "#/$defs/answer"}, *calls],
+        "$defs": {name: moved(schema, f"#/$defs/{name}") for name, schema in parts.items()},
+    }
 
 
 class BareReader:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from trunkline.gateway.readers import Reader
 from trunkline.gateway.tools.declared import Choice
@@ -15,11 +15,13 @@ class Shape:
     """What the answer of a turn may be.
 
     `choice.tools[i]`'s arguments match the rule `args{i}`. `answer` names the rule of an answer without calls (None:
-    any text). `never` are texts that a free answer does not begin with, because they mean something else.
+    any text), `schema` its JSON schema, if it has one. `never` are texts that a free answer does not begin with,
+    because they mean something else.
     """
 
     choice: Choice
     answer: str | None = None
+    schema: Mapping[str, Any] | None = None
     never: tuple[str, ...] = ()
 
 
