@@ -90,13 +90,17 @@ MISTRAL = """\
 {%- set ns = namespace(users=0) %}
 {%- for message in messages %}
     {%- if message.role == 'user' or (message.role == 'assistant' and message.tool_calls is not defined) %}
-        {%- if (message.role == 'user') != (ns.users % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+        {%- if (message.role == 'user') != (ns.users % 2 == 0) %}
+            {{- raise_exception('roles must alternate') }}
+        {%- endif %}
         {%- set ns.users = ns.users + 1 %}
     {%- endif %}
 {%- endfor %}
 {%- for message in messages %}
     {%- if message.role == 'user' %}
-        {%- if tools and loop.last or tools and loop.first %}{{ '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{% endif %}
+        {%- if tools and loop.first %}
+            {{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}
+        {%- endif %}
         {{- '[INST]' + message.content + '[/INST]' }}
     {%- elif message.tool_calls %}
         {{- '[TOOL_CALLS][' }}
@@ -109,7 +113,8 @@ MISTRAL = """\
         {{- ']' + eos_token }}
     {%- elif message.role == 'assistant' %}{{ ' ' + (message.content | trim) + eos_token }}
     {%- elif message.role == 'tool' %}
-        {{- '[TOOL_RESULTS]{"content": ' + message.content + ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
+        {{- '[TOOL_RESULTS]{"content": ' + message.content + ', "call_id": "' + message.tool_call_id }}
+        {{- '"}[/TOOL_RESULTS]' }}
     {%- endif %}
 {%- endfor %}
 """

@@ -113,12 +113,5 @@ class Past:
             before, found, after = rendered.partition(mark)
             if not found or mark in after:
                 return None
-            rendered = _at_its_place(before, said) + said.text + after
+            rendered = said.placed_behind(before) + after
         return rendered
-
-
-def _at_its_place(before: str, said: Said) -> str:
-    """`before` with the blanks that stood at the end of the prompt that `said` answered."""
-    anchor = said.lead.rstrip()
-    bare = before.rstrip()
-    return bare + said.lead[len(anchor) :] if anchor and bare.endswith(anchor) else before

@@ -31,6 +31,12 @@ class Said:
     calls: tuple[Call, ...]
     lead: str
 
+    def placed_behind(self, before: str) -> str:
+        """`before` and the text, with the blanks between them that stood at the end of the prompt."""
+        anchor, bare = self.lead.rstrip(), before.rstrip()
+        fits = anchor and bare.endswith(anchor)
+        return (bare + self.lead[len(anchor) :] if fits else before) + self.text
+
 
 class CallMemory:
     """Bounded in bytes, forgets the least recently used. Belongs to salts. Thread-safe."""

@@ -128,10 +128,17 @@ class ListReader:
 
 
 def restored(rendered: str, said: Said) -> str:
-    """`rendered` with the list of `said`'s calls as it was generated, if the list is found by the ids in it."""
+    """`rendered` with `said` as it was generated, if the list of its calls is found by the ids in it.
+
+    These templates leave out the text before calls; where one does not, that text is replaced too.
+    """
     first, last = (f'"id": "{said.calls[at].id}"' for at in (0, -1))
     start = rendered.rfind(BEGIN, 0, max(rendered.find(first), 0))
     tail = last + "}]"
     end = rendered.find(tail, start)
-    text = said.text[said.text.find(BEGIN) :]
-    return rendered if start < 0 or end < 0 else rendered[:start] + text + rendered[end + len(tail) :]
+    if start < 0 or end < 0:
+        return rendered
+    before, content = rendered[:start], said.content.strip()
+    if content and before.rstrip().endswith(content):
+        before = before.rstrip().removesuffix(content)
+    return said.placed_behind(before) + rendered[end + len(tail) :]
