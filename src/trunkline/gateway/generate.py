@@ -20,6 +20,10 @@ SCOPE_KEY = "trunkline.scope"
 """Where the ASGI scope holds the caller's scope (see `identity`)."""
 
 
+COMPILED = (b'"tools"', b'format"', b"guided_", b"structured_outputs")
+"""What stands in bodies that ask for a grammar, which may take long to compile: never on the event loop."""
+
+
 class Dialect(Protocol):
     """What a path understands. `blocking`: parsing may read a disk, so that it never runs on the event loop."""
 
@@ -70,6 +74,7 @@ class Generate:
         self._gateway.check_ready()
         raw = await read_body(request, self._gateway.settings)
         scope: str = request.scope[SCOPE_KEY]
-        if len(raw) <= self._gateway.settings.inline_body_bytes and not self._dialect.blocking:
+        small = len(raw) <= self._gateway.settings.inline_body_bytes
+        if small and not self._dialect.blocking and not any(word in raw for word in COMPILED):
             return self._dialect.parse(raw, scope, request.headers)
         return await asyncio.to_thread(self._dialect.parse, raw, scope, request.headers)
