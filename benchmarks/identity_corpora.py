@@ -213,8 +213,8 @@ class _Names:
 
     Ids are chained (none is ever found at two places), so that an edit renames all that follows it. A prompt that is
     longer than where its predecessor was edited is taken to keep the text behind one edited block and, unless
-    `replayed`, to go on with the answer; one that became shorter to keep what fits of the newest text. `own_heads`: heads
-    are not shared either.
+    `replayed`, to go on with the answer; one that became shorter to keep what fits of the newest text. `own_heads`:
+    heads are not shared either.
     """
 
     def __init__(self, *, replayed: bool, own_heads: bool) -> None:
