@@ -175,10 +175,11 @@ class _Choice:
         return self._noted(self._reader.feed(delta.text))
 
     def _noted(self, parts: Sequence[Part]) -> Sequence[Part]:
-        if parts and isinstance(parts[-1], Thinking):
-            self._thinking_tokens = self._tokens
-        if not self._called:
-            self._called = any(isinstance(part, CallBegun) for part in parts)
+        for part in parts:
+            if isinstance(part, Thinking):
+                self._thinking_tokens = self._tokens
+            elif isinstance(part, CallBegun):
+                self._called = True
         return parts
 
     def finish(self, ended: Ended) -> tuple[Sequence[Part], Finish]:
