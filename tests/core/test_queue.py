@@ -65,3 +65,14 @@ def test_a_stream_of_held_turns_does_not_keep_a_cold_one_waiting_for_ever() -> N
         engine.step()
     assert branches > 10
     assert engine.now_ms - arrived_ms < RECOMPUTE_MOST_MS + LOOP_BONUS_MS + SHORT_BONUS_MS + 5000
+
+
+def test_a_turn_that_overtakes_another_does_not_miss_what_both_share() -> None:
+    engine = make_engine()
+    engine.arrive([*tokens(200), *tokens(300, 5000)], run="long")
+    engine.arrive([*tokens(200), 7000], run="short")
+    engine.run_all()
+    first, second = engine.records
+    assert [first.run.run, second.run.run] == ["short", "long"]
+    assert (first.cached_tokens, first.reusable_tokens) == (0, 0)
+    assert (second.cached_tokens, second.reusable_tokens) == (200, 200)

@@ -24,11 +24,12 @@ from trunkline.core.facts import (
 )
 from trunkline.core.misses import explain
 from trunkline.core.placement import Ledger
-from trunkline.core.prefix import Node
+from trunkline.core.prefix import Node, common_ancestor
 from trunkline.core.schedule import Step
+from trunkline.core.slots import path_ids
 from trunkline.core.state import State
 from trunkline.core.turns import Phase, Turn
-from trunkline.core.types import CoreSettings, Order, RunKey, RunOrigin, Sharing
+from trunkline.core.types import CoreSettings, MissReason, Order, RunKey, RunOrigin, Sharing
 
 LOOP_BONUS_MS = 15_000.0
 """Head start in the queue of a turn whose run has already begun, over a new run's first turn."""
@@ -219,8 +220,21 @@ class Core:
             if turn.record.placed_ms is None:
                 turn.record.placed_ms = now_ms
             turn.record.cached_tokens = turn.computed
-            turn.record.reusable_tokens = max(turn.record.reusable_tokens, turn.computed)
             turn.record.misses = explain(turn, self.state.settings)
+            overtaken = self._overtaken_tokens(turn, queued)
+            turn.record.reusable_tokens = max(turn.record.reusable_tokens - overtaken, turn.computed)
+
+    def _overtaken_tokens(self, turn: Turn, queued: list[Turn]) -> int:
+        """Prompt tokens that a turn computes for those it overtook in the queue: they brought them first, and will
+        reuse them instead.
+        """
+        missing = sum(miss.tokens for miss in turn.record.misses if miss.reason is MissReason.NOT_YET_COMPUTED)
+        if not missing:
+            return 0
+        path = path_ids(turn.leaf)
+        before = [other for other in queued if other.phase is Phase.QUEUED and other.id < turn.id]
+        shared = [node.end for other in before if (node := common_ancestor(other.leaf, path)) is not None]
+        return min(missing, max(0, max(shared, default=0) - turn.computed))
 
     def _rank(self, turn: Turn) -> tuple[float, int]:
         """Arrival, with a head start for short steps, for runs that have begun, and for what is still held."""
