@@ -7,13 +7,17 @@ import pytest
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.schemas import BaseSchema
 from starlette.routing import Route
 
 from tests.gateway.conftest import Serve, Served
+from tests.gateway.test_edge import APIS
+from trunkline.gateway.facets import GENERATION
 from trunkline.gateway.openapi import OPERATIONS, document
+from trunkline.wire.openai import ChatBody
 
 EXAMPLES = 25
 """Requests for each operation and each kind (allowed by the document, or not)."""
@@ -35,7 +39,9 @@ PROMISES: Any = CHECKS.get_by_names(
 
 @pytest.fixture(scope="module")
 def shared(serve_module: Serve) -> Served:
-    return serve_module(max_choices=4, any_model=True)
+    served = serve_module(any_model=True)
+    served.executor.context = 2**40
+    return served
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +71,16 @@ def test_a_route_that_is_not_described_is_found(gateway: Served) -> None:
         document(routes[1:])
 
 
+NEEDED = {"messages", "prompt", "input", "max_tokens", "tokens"}
+
+
+def thinned(body: dict[str, Any], kept: set[int]) -> dict[str, Any]:
+    """`body` with a few of its optional fields: with all of them, one is always at odds with the rest."""
+    optional = sorted(body.keys() - NEEDED)
+    few = {optional[at] for at in kept if at < len(optional)}
+    return {name: value for name, value in body.items() if name in NEEDED or name in few}
+
+
 KINDS = [
     pytest.param(method, path, mode, id=f"{method} {path} {mode.value}")
     for (method, path), operation in OPERATIONS.items()
@@ -77,7 +93,7 @@ KINDS = [
 def test_whatever_is_sent_is_answered_as_the_document_says(
     shared: Served, schema: BaseSchema, session: requests.Session, method: str, path: str, mode: GenerationMode
 ) -> None:
-    @given(case=schema[path][method].as_strategy(generation_mode=mode))
+    @given(case=schema[path][method].as_strategy(generation_mode=mode), kept=st.sets(st.integers(0, 40), max_size=4))
     @settings(
         max_examples=EXAMPLES,
         derandomize=True,
@@ -86,9 +102,50 @@ def test_whatever_is_sent_is_answered_as_the_document_says(
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    def send(case: "Case[Any]") -> None:
+    def send(case: "Case[Any]", kept: set[int]) -> None:
+        if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
+            case.body = thinned(case.body, kept)
         response = case.call(base_url=str(shared.client.base_url), session=session, timeout=MOST_SECONDS)
         case.validate_response(response, checks=PROMISES)
 
     send()
     assert shared.executor.open_turns == 0
+
+
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
+LOOK = {"type": "object", "properties": {"at": {"type": "string"}}}
+
+
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reply", ["hello", CALL])
+def test_what_is_served_is_as_the_document_says(
+    shared: Served, schema: BaseSchema, session: requests.Session, path: str, stream: bool, reply: str
+) -> None:
+    api = APIS[path]
+    shared.executor.reply = reply
+    tools = {} if api.tool is None else {"tools": [api.tool("look", LOOK)]}
+    body = api.hi(stream=stream, **tools)
+    if "max_tokens" in body:
+        body["max_tokens"] = 200
+    case = schema[path]["POST"].Case(body=body, media_type="application/json")
+    response = case.call(base_url=str(shared.client.base_url), session=session, timeout=MOST_SECONDS)
+    assert response.status_code == 200, response.text
+    case.validate_response(response, checks=PROMISES)
+
+
+BOUNDS = [
+    (field, value, step)
+    for field, facet in GENERATION.items()
+    for value, step in ((facet.get("minimum"), -1), (facet.get("maximum"), 1))
+    if value is not None and field in {*ChatBody.__struct_fields__}
+]
+
+
+@pytest.mark.parametrize(("field", "value", "step"), BOUNDS)
+def test_a_documented_bound_is_the_last_value_that_is_served(
+    shared: Served, field: str, value: float, step: int
+) -> None:
+    fields: dict[str, Any] = {"logprobs": True} if field == "top_logprobs" else {}
+    assert shared.chat("hi", **fields, **{field: value}).status_code == 200
+    assert shared.chat("hi", **fields, **{field: value + step}).status_code == 400

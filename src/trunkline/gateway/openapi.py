@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from trunkline import __version__
 from trunkline.gateway.errors import ANTHROPIC_PATH
+from trunkline.gateway.facets import add_facets
 from trunkline.gateway.identity import FINAL_HEADERS, PARENT_HEADERS, RUN_HEADER
 from trunkline.wire import anthropic, openai, records, responses
 
@@ -52,6 +53,13 @@ def _header(name: str, schema: Mapping[str, Any], description: str) -> Parameter
 
 
 _ID = {"type": "string", "minLength": 1, "maxLength": 256, "pattern": "^[!-~]([ -~]*[!-~])?$"}
+
+EVENT = {
+    "description": "If `stream` is true: one server-sent event. Its data is JSON, or `[DONE]`.",
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 
 RUN_HEADERS = (
     _header(RUN_HEADER, _ID, "The run that this turn belongs to."),
@@ -145,6 +153,8 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     ordered = sorted(structs, key=lambda struct: (struct.__module__, struct.__name__))
     found, components = msgspec.json.schema_components(ordered, ref_template=REFERENCE + "{name}")
     schemas = dict(zip(ordered, found, strict=True))
+    generating = [operation.body for operation in OPERATIONS.values() if operation.generation]
+    add_facets(components, frozenset(struct.__name__ for struct in generating if struct is not None))
     paths: dict[str, dict[str, Any]] = {}
     for method, path in names:
         paths.setdefault(path, {})[method.lower()] = _operation(path, OPERATIONS[method, path], schemas)
@@ -170,7 +180,7 @@ def _operation(path: str, operation: Operation, schemas: Mapping[type[msgspec.St
         parameters.append({"name": "id", "in": "path", "required": True, "schema": {"type": "string"}})
     media = {JSON: {"schema": schemas[operation.reply]}} if operation.reply else {"text/plain": {}}
     if operation.generation:
-        media[EVENTS] = {"schema": {"type": "string", "description": "Server-sent events, if `stream` is true."}}
+        media[EVENTS] = {"schema": EVENT}
     refused = schemas[anthropic.ErrorBody if path.startswith(ANTHROPIC_PATH) else openai.ErrorBody]
     error = {"content": {JSON: {"schema": refused}}}
     described: dict[str, Any] = {
