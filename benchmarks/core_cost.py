@@ -10,14 +10,17 @@ import argparse
 import json
 import statistics
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import numpy as np
 
+from trunkline.core.accounts import Account
+from trunkline.core.admission import AdmissionControl
 from trunkline.core.facts import MoveTiming, StepDone, TurnArrived, TurnEnded
 from trunkline.core.policy import Core
+from trunkline.core.predict import CostModel
 from trunkline.core.prefix import PrefixTree
-from trunkline.core.types import CoreSettings, EndReason, Prompt
+from trunkline.core.types import Admission, CoreSettings, EndReason, Prompt, RunKey, ServiceClass, TurnRecord
 
 TURNS_BEFORE = 10
 """Turns that every run has behind it: its path in the tree has twice as many nodes."""
@@ -79,6 +82,10 @@ def _p95(values: list[float]) -> float:
     return sorted(values)[int(len(values) * 0.95)]
 
 
+def _p99(values: list[float]) -> float:
+    return sorted(values)[int(len(values) * 0.99)]
+
+
 def tree_ms(tokens: int, repeats: int = 20) -> dict[str, float]:
     """Milliseconds to match and insert a new prompt of `tokens` tokens, and one that continues a long run."""
     rng = np.random.default_rng(1)
@@ -102,6 +109,46 @@ def tree_ms(tokens: int, repeats: int = 20) -> dict[str, float]:
     return {"new_ms": statistics.median(new), "continuing_ms": statistics.median(continuing)}
 
 
+def admission_us(runs: int, repeats: int = 2000) -> dict[str, float]:
+    """CPU microseconds to judge a new run (and refuse it), and to take in a turn of an open one, with `runs` open."""
+    rng = np.random.default_rng(2)
+    settings = CoreSettings(
+        slots=64,
+        slot_tokens=8192,
+        host_bytes=10**9,
+        bytes_per_token=1000,
+        admission=Admission.PREDICTED,
+        max_wait_ms=0.0,
+    )
+    control = AdmissionControl(settings, CostModel())
+    symbols = np.arange(100, dtype=np.int32)
+    now = 0.0
+
+    def proposed(name: str) -> Account:
+        kind = f"kind {rng.integers(100)}"
+        return control.propose(RunKey("", name), now, kind, ServiceClass.INTERACTIVE, symbols, 1000, 1000)
+
+    accounts = [proposed(f"run-{run}") for run in range(runs)]
+    for account in accounts:
+        control.enter(account, now, asked=False)
+    judged, turns = [], []
+    for number in range(repeats):
+        now += 1.0
+        begin = thread_time()
+        control.look_again(now)
+        refused = control.judge(proposed(f"new-{number}"), now)
+        judged.append((thread_time() - begin) * 1e6)
+        assert refused is not None or runs < settings.slots
+        account = accounts[number % runs]
+        record = TurnRecord(account.key, account.turns, now, 1000 + number, 900, 60_000.0, cached_tokens=900)
+        record.completion_tokens = 50
+        begin = thread_time()
+        control.turn_arrived(account, now, record.prompt_tokens, 100, record.tool_gap_ms)
+        control.turn_ended(account, record, 0.0, True, now + 100.0)
+        turns.append((thread_time() - begin) * 1e6)
+    return {"judge_p50": statistics.median(judged), "judge_p99": _p99(judged), "turn_p99": _p99(turns)}
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -121,6 +168,13 @@ def main() -> None:
     tree = tree_ms(100_000)
     figures["tree, 100k tokens"] = tree
     print(f"match + insert, 100k tokens: new {tree['new_ms']:.2f} ms, continuing {tree['continuing_ms']:.2f} ms")
+    for runs in (10, 1000, 10_000):
+        cost = admission_us(runs)
+        figures[f"admission, {runs} open runs"] = cost
+        print(
+            f"admission, {runs:>6,} open runs: judge p50 {cost['judge_p50']:.0f} us, p99 {cost['judge_p99']:.0f} us;"
+            f" a turn's arrival and end p99 {cost['turn_p99']:.0f} us"
+        )
     if args.json:
         args.json.write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -217,6 +217,12 @@ def core_settings(settings: ServeSettings, model: Model) -> CoreSettings:
         order=settings.order,
         step_budget_ms=settings.step_budget_ms,
         prefill_share=settings.prefill_share,
+        admission=settings.admission,
+        admission_cap=settings.admission_cap,
+        stretch_objective=settings.stretch_objective,
+        short_step_objective_ms=settings.short_step_objective_ms,
+        max_waiting_runs=settings.max_waiting_runs,
+        max_wait_ms=settings.max_wait_s * 1e3,
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from trunkline.core.types import Eviction, Order, Sharing
+from trunkline.core.types import Admission, Eviction, Order, Sharing
 from trunkline.wire.noise import DEFAULT, Normalizer
 
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -66,6 +66,20 @@ class ServeSettings:
     prefill_share: float = field(
         default=0.25, metadata={"help": "share of time a long prefill keeps beside short steps"}
     )
+    admission: Admission = field(
+        default=Admission.PREDICTED, metadata={"help": "which new runs are let in: predicted, off, runs-cap, turns-cap"}
+    )
+    admission_cap: int = field(default=8, metadata={"help": "open runs, or turns in flight, that a cap lets in"})
+    stretch_objective: float = field(
+        default=8.0, metadata={"help": "nine in ten interactive runs take at most this times their ideal time"}
+    )
+    short_step_objective_ms: float | None = field(
+        default=None, metadata={"help": "p95 of steps of at most 64 tokens, for interactive runs (default: none)"}
+    )
+    max_waiting_runs: int = field(default=256, metadata={"help": "new runs of a class that may wait to be let in"})
+    max_wait_s: float = field(
+        default=120.0, metadata={"help": "an interactive run is refused if it is predicted to wait longer than this"}
+    )
     api_keys: tuple[str, ...] = field(
         default=(), metadata={"help": "accepted keys (may be given again; default: open)"}
     )
@@ -87,6 +101,14 @@ class ServeSettings:
         _require(self.flash_attention in ("default", "on", "off"), "--flash-attention is on, off or default")
         _require(1.0 <= self.step_budget_ms <= 60_000, "--step-budget-ms must lie between 1 and 60000")
         _require(0.0 < self.prefill_share < 1.0, "--prefill-share must lie between 0 and 1")
+        _require(self.admission_cap >= 1, "--admission-cap must be at least 1")
+        _require(self.stretch_objective > 1.0, "--stretch-objective must be over 1, which is a run alone")
+        _require(
+            self.short_step_objective_ms is None or self.short_step_objective_ms > 0,
+            "--short-step-objective-ms must be over 0; leave it out for no objective",
+        )
+        _require(self.max_waiting_runs >= 0, "--max-waiting-runs cannot be negative; 0 lets nobody wait")
+        _require(0.0 <= self.max_wait_s <= 86_400, "--max-wait-s must lie between 0 and 86400")
         _require(0.0 <= self.drain_timeout_s <= 86_400, "--drain-timeout-s must lie between 0 and 86400")
         _require(self.max_body_bytes >= 1024, "--max-body-bytes must be at least 1KB")
         _require(self.host_bytes is None or self.host_bytes >= 0, "--host-bytes cannot be negative")
@@ -169,6 +191,7 @@ _CONVERTERS: dict[str, Any] = {
     "Sharing": Sharing,
     "Eviction": Eviction,
     "Order": Order,
+    "Admission": Admission,
     "bool": lambda text: {"true": True, "false": False}[text.lower()],
     "float": float,
     "int": int,
@@ -176,7 +199,7 @@ _CONVERTERS: dict[str, Any] = {
 
 
 def _expects(kind: Any) -> str:
-    if kind in (Sharing, Eviction, Order):
+    if kind in (Sharing, Eviction, Order, Admission):
         return "choose " + " or ".join(kind)
     if kind is _normalizers:
         return f"name some of {', '.join(Normalizer)}, or say default or none"

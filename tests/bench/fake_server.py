@@ -15,10 +15,12 @@ from starlette.routing import Route
 class FakeServer:
     """One word is one token. A prompt's cached tokens are its longest prefix seen before, less the last token.
 
-    `dialect` is whose `/tokenize` it speaks: "vllm" or "llama". `fail_at` refuses the requests of those numbers.
+    `dialect` is whose `/tokenize` it speaks: "vllm" or "llama". `fail_at` refuses the requests of those numbers,
+    `busy_at` tells them to come back at once.
     """
 
     def __init__(self, dialect: str = "vllm", fail_at: tuple[int, ...] = (), reports_cache: bool = True) -> None:
+        self.busy_at: tuple[int, ...] = ()
         self.dialect, self.fail_at, self.reports_cache = dialect, fail_at, reports_cache
         self.log: list[dict[str, Any]] = []
         self.open = self.most_open = 0
@@ -50,6 +52,8 @@ class FakeServer:
         number = len(self.log)
         tokens = chat(body["messages"]) if "messages" in body else body["prompt"]
         self.log.append({**body, "path": request.url.path, "headers": dict(request.headers), "tokens": tokens})
+        if number in self.busy_at:
+            return JSONResponse({"error": {"message": "busy"}}, status_code=429, headers={"Retry-After": "0"})
         if number in self.fail_at:
             return JSONResponse({"error": {"message": "too long"}}, status_code=400)
         cached = max((common(tokens, held) for held in self._held), default=0)

@@ -206,6 +206,17 @@ def test_a_refused_turn_ends_its_run_and_no_other() -> None:
     assert (summary.runs, summary.failed_runs, summary.turns) == (2, 1, 2)
 
 
+def test_a_run_that_is_told_to_come_back_later_does_and_is_not_counted_twice() -> None:
+    server = FakeServer()
+    server.busy_at = (0, 1)
+    events = replay(server, [(CHAT,)])
+    turns = [event for event in events if isinstance(event, TurnEvent)]
+    (run,) = [event for event in events if isinstance(event, RunEvent)]
+    assert (run.error, run.turns, run.refusals) == (None, 3, 2)
+    assert run.refused_ms > 0
+    assert [turn.reusable_tokens == 0 for turn in turns] == [True, False, False]
+
+
 def test_a_server_that_says_nothing_about_its_cache_gets_no_reuse_figure() -> None:
     summary = summarize(replay(FakeServer(reports_cache=False), [(CHAT,)]))
     assert (summary.reuse, summary.cached_share) == (None, None)

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.core.fake_engine import FakeEngine
 from trunkline.core.facts import CacheReset, RunFinished
 from trunkline.core.invariants import check
-from trunkline.core.types import CoreSettings, EndReason, Eviction, MemoryKind, Order, RunKey, Sharing
+from trunkline.core.types import Admission, CoreSettings, EndReason, Eviction, MemoryKind, Order, RunKey, Sharing
 
 symbols = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 
@@ -24,6 +24,7 @@ class CoreMachine(RuleBasedStateMachine):
         order=st.sampled_from([Order.SHORT_FIRST, Order.SHORT_FIRST, Order.FCFS]),
         slice_tokens=st.sampled_from([3, 16]),
         tree_symbols=st.sampled_from([60, 10_000]),
+        admission=st.sampled_from(Admission),
     )
     def start(
         self,
@@ -35,6 +36,7 @@ class CoreMachine(RuleBasedStateMachine):
         order: Order,
         slice_tokens: int,
         tree_symbols: int,
+        admission: Admission,
     ) -> None:
         self.engine = FakeEngine(
             CoreSettings(
@@ -49,6 +51,9 @@ class CoreMachine(RuleBasedStateMachine):
                 max_slice_tokens=slice_tokens,
                 min_slice_tokens=1,
                 max_tree_symbols=tree_symbols,
+                admission=admission,
+                admission_cap=2,
+                stretch_objective=1.5,
             )
         )
 
@@ -110,9 +115,21 @@ class CoreMachine(RuleBasedStateMachine):
         else:
             self.engine.fail_next_call = True
 
+    def everybody_ends(self) -> None:
+        """Serve what is in flight; runs that are done say so, which lets in those that wait."""
+        for step in range(10_000):
+            if not self.engine.jobs:
+                return
+            if step % 40 == 0:
+                for run in sorted(self.engine.histories):
+                    over = RunFinished(at_ms=self.engine.now_ms, key=RunKey("", run))
+                    self.engine.apply_actions(self.engine.core.handle(over))
+            self.engine.step()
+        raise AssertionError(f"turns {sorted(self.engine.jobs)} never finished")
+
     def teardown(self) -> None:
         if hasattr(self, "engine"):
-            self.engine.run_all()
+            self.everybody_ends()
             for record in self.engine.records:
                 if record.placed_ms is not None:
                     assert sum(miss.tokens for miss in record.misses) == record.novel_tokens

@@ -11,12 +11,15 @@ from trunkline.gateway.executor import ConstraintError, ModelInfo, TemplateError
 from trunkline.wire.records import MissRow, TurnRow
 from trunkline.wire.turns import (
     Accepted,
+    Admitted,
     CallFormat,
     Constraint,
     Delta,
     Ended,
+    Failed,
     Placed,
     PromptLogprobs,
+    RunPlan,
     TemplateTraits,
     TokenLogprob,
     TurnEvent,
@@ -70,7 +73,8 @@ class ScriptedExecutor:
         self.options: list[Mapping[str, Any]] = []
         self.aborted = 0
         self.open_turns = 0
-        self.declared: list[tuple[RunKey, str | None]] = []
+        self.declared: list[tuple[RunKey, RunPlan]] = []
+        self.refuse_runs: Failed | None = None
         self.finished: list[RunKey] = []
         self.resets = 0
         self.constraints: list[Constraint] = []
@@ -137,8 +141,11 @@ class ScriptedExecutor:
         self._turns[key] = index + 1
         return Accepted(run=run, index=index, parent=request.hint.parent)
 
-    def declare_run(self, key: RunKey, parent: str | None) -> None:
-        self.declared.append((key, parent))
+    async def declare_run(self, key: RunKey, plan: RunPlan) -> Admitted | Failed:
+        if self.refuse_runs is not None:
+            return self.refuse_runs
+        self.declared.append((key, plan))
+        return Admitted(turns=12.0, peak_tokens=3456.0)
 
     def finish_run(self, key: RunKey) -> None:
         self.finished.append(key)

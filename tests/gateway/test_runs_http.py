@@ -1,5 +1,6 @@
 """`/v1/runs`: declare, list, show, finish."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from tests.gateway.conftest import Serve, Served
 from tests.gateway.scripted import say_and_hang
 from tests.gateway.test_errors import error_of
-from trunkline.core.types import RunKey
+from trunkline.core.types import RunKey, ServiceClass
+from trunkline.wire.turns import Failed, RunPlan, TurnEvent
 
 
 def show(gateway: Served, run: str) -> Any:
@@ -59,12 +61,57 @@ def test_a_run_is_active_during_its_turn_and_waits_after_it(gateway: Served) -> 
 
 def test_declaring_a_run_tells_the_executor_and_answers_201(gateway: Served) -> None:
     body = {"id": "job 7/a", "name": "fix the build", "parent": "p", "objective": "green", "expected_turns": 12}
-    response = gateway.post("/v1/runs", body)
+    response = gateway.post("/v1/runs", body | {"class": "batch", "expected_tokens": 9000})
     assert response.status_code == 201
     assert response.headers["x-trunkline-run"] == "job 7/a"
     assert response.json() | body == response.json()
-    assert gateway.executor.declared == [(RunKey("", "job 7/a"), "p")]
+    plan = RunPlan(parent="p", service=ServiceClass.BATCH, expected_turns=12, expected_tokens=9000)
+    assert gateway.executor.declared == [(RunKey("", "job 7/a"), plan)]
+    assert response.json()["admission"] == {"waits": False, "predicted_turns": 12.0, "predicted_tokens": 3456}
     assert show(gateway, "job 7%2Fa")["name"] == "fix the build"
+
+
+REFUSED = Failed(429, "run_refused", "this new run is not let in now: try again in 41 s", 40.2)
+
+
+def test_a_declared_run_that_is_not_let_in_gets_429_and_leaves_no_trace(gateway: Served) -> None:
+    gateway.executor.refuse_runs = REFUSED
+    response = gateway.post("/v1/runs", {"id": "r"})
+    error = error_of(response, 429)
+    assert (error["code"], error["type"]) == ("run_refused", "rate_limit_error")
+    assert response.headers["retry-after"] == "41"
+    assert gateway.client.get("/v1/runs/r").status_code == 404
+    gateway.executor.refuse_runs = None
+    assert gateway.post("/v1/runs", {"id": "r"}).status_code == 201
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_first_turn_of_a_run_that_is_not_let_in_gets_429(gateway: Served, stream: bool) -> None:
+    async def refuse(*_: object) -> AsyncIterator[TurnEvent]:
+        yield REFUSED
+
+    gateway.executor.script = refuse
+    response = gateway.chat(stream=stream)
+    error = error_of(response, 429)
+    assert (error["code"], error["type"]) == ("run_refused", "rate_limit_error")
+    assert response.headers["retry-after"] == "41"
+
+
+def test_a_class_that_does_not_exist_is_refused_with_those_that_do(gateway: Served) -> None:
+    for response in (gateway.post("/v1/runs", {"class": "vip"}), gateway.chat(headers={"X-Trunkline-Class": "vip"})):
+        assert "interactive, batch" in error_of(response, 400)["message"]
+
+
+def test_agents_of_one_kind_have_one_digest_whatever_they_are_asked(gateway: Served) -> None:
+    def kind(system: str, task: str, **fields: Any) -> str:
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": task}]
+        assert gateway.post("/v1/chat/completions", {"messages": messages, **fields}).status_code == 200
+        return gateway.executor.requests[-1].kind
+
+    assert kind("be brief", "one") == kind("be brief", "two") != ""
+    assert kind("be brief", "one") != kind("be long", "one")
+    assert gateway.chat("no instructions").status_code == 200
+    assert gateway.executor.requests[-1].kind == ""
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}"])

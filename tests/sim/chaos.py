@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 
 from trunkline.core import invariants
-from trunkline.core.types import CoreSettings, Eviction, MemoryKind, Order, Sharing
+from trunkline.core.types import Admission, CoreSettings, Eviction, MemoryKind, Order, Sharing
 from trunkline.sim.agents import Arrival, Workload
 from trunkline.sim.costs import MeasuredCosts, Noise
 from trunkline.sim.faults import FaultRates, Faults
@@ -95,6 +95,11 @@ def _settings(rng: random.Random) -> CoreSettings:
         min_slice_tokens=rng.choice([1, 8]),
         max_queue=rng.choice([1, 2, 1024]),
         max_tree_symbols=rng.choice([60, 10_000]),
+        admission=rng.choice([Admission.PREDICTED, Admission.PREDICTED, *Admission]),
+        admission_cap=rng.choice([1, 3]),
+        stretch_objective=rng.choice([1.2, 4.0]),
+        max_waiting_runs=rng.choice([0, 2, 256]),
+        max_wait_ms=rng.choice([0.0, 1000.0, 60_000.0]),
     )
 
 

@@ -17,7 +17,8 @@ class EndpointError(RuntimeError):
 class Reply:
     """What one generation gave. Times are milliseconds from sending the request; `error` is None if it ended well.
 
-    `cached_tokens` is None where the server does not report it. `chunk_ms` are the arrivals of text.
+    `cached_tokens` is None where the server does not report it. `chunk_ms` are the arrivals of text. `retry_after_s` is
+    set if the server is too busy for the request and said when to send it again.
     """
 
     text: str = ""
@@ -28,6 +29,7 @@ class Reply:
     cached_tokens: int | None = None
     finish: str = ""
     error: str | None = None
+    retry_after_s: float | None = None
     chunk_ms: list[float] = field(default_factory=list)
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -106,6 +108,9 @@ class Endpoint:
                     await _read_stream(response.aiter_lines(), reply, began)
                 else:
                     reply.error = f"HTTP {response.status_code}: {(await response.aread()).decode(errors='replace')}"
+                    wait = response.headers.get("retry-after", "")
+                    if response.status_code == 429 and wait.isdecimal():
+                        reply.retry_after_s = float(wait)
         except (httpx.HTTPError, msgspec.MsgspecError) as error:
             reply.error = f"{type(error).__name__}: {error}"
         reply.latency_ms = (time.perf_counter() - began) * 1e3

@@ -27,7 +27,10 @@ class TurnEvent(msgspec.Struct, kw_only=True, tag="turn", tag_field="event"):
 
 
 class RunEvent(msgspec.Struct, kw_only=True, tag="run", tag_field="event"):
-    """One run, sub-agents included, tool gaps included. `error` says which turn ended it early."""
+    """One run, sub-agents included, tool gaps included. `error` says which turn ended it early.
+
+    `refused_ms` is the time in which it stayed away because the server told it to (429 with `Retry-After`).
+    """
 
     run: str
     session: str
@@ -35,6 +38,8 @@ class RunEvent(msgspec.Struct, kw_only=True, tag="run", tag_field="event"):
     started_ms: float
     ended_ms: float = 0.0
     turns: int = 0
+    refusals: int = 0
+    refused_ms: float = 0.0
     error: str | None = None
 
 

@@ -108,7 +108,7 @@ class _Player:
                 await asyncio.gather(*joins.pop(index, []))
                 await asyncio.sleep(self._gap_ms(run, index) / 1e3)
                 symbols = _continued(symbols, turn, answer)
-                sent = await self._turn(run, index, symbols)
+                sent = await self._turn(run, index, symbols, record)
                 if sent.event.error is not None:
                     record.error = f"turn {index}: {sent.event.error}"
                     break
@@ -143,18 +143,26 @@ class _Player:
         gap_ms = self.settings.unknown_gap_ms if gap_ms is None else gap_ms
         return min(gap_ms * self.settings.gap_scale, self.settings.gap_cap_ms)
 
-    async def _turn(self, run: RunTrace, index: int, symbols: Sequence[Symbol]) -> Sent:
+    async def _turn(self, run: RunTrace, index: int, symbols: Sequence[Symbol], record: RunEvent) -> Sent:
+        """One turn. Who is told to come back later does, as often as it takes."""
         turn = run.turns[index]
         prompt, path, body = self._request(run, index, symbols)
         body |= {"model": self.settings.model, "temperature": 0, "ignore_eos": True}
         body["max_tokens"] = turn.output_tokens or self.settings.output_tokens
         body |= self.settings.extra_body or {}
         headers = {self.settings.session_header: run.id} if self.settings.session_header else {}
-        sent_ms = self.replay.now_ms()
-        sent = Sent(TurnEvent(run=run.id, session=self.session[0].id, index=index, sent_ms=sent_ms), prompt)
+        sent = Sent(TurnEvent(run=run.id, session=self.session[0].id, index=index, sent_ms=0.0), prompt)
         sent.tools = body.get("tools", ())
-        self.replay.sent.append(sent)  # in order of arrival: reuse is counted against what came before
-        reply = await self.replay.endpoint.generate(path, body, headers)
+        while True:
+            sent.event.sent_ms = self.replay.now_ms()
+            self.replay.sent.append(sent)  # in order of arrival: reuse is counted against what came before
+            reply = await self.replay.endpoint.generate(path, body, headers)
+            if reply.retry_after_s is None:
+                break
+            self.replay.sent.remove(sent)
+            await asyncio.sleep(reply.retry_after_s)
+            record.refusals += 1
+            record.refused_ms += self.replay.now_ms() - sent.event.sent_ms
         sent.answer = reply.text
         _note(sent.event, reply)
         self.on_turn(sent.event)

@@ -5,7 +5,7 @@ Executors apply and time; they decide nothing.
 
 from dataclasses import dataclass
 
-from trunkline.core.types import MissReason, NodeId, RunKey, SlotId, TurnId, TurnRecord
+from trunkline.core.types import MissReason, NodeId, RefusalReason, RunKey, SlotId, TurnId, TurnRecord
 
 # --- immediate, in order, from `Core.handle` --------------------------------------------------------------------
 
@@ -22,11 +22,38 @@ class TurnAccepted:
 
 @dataclass(frozen=True, slots=True)
 class TurnRefused:
-    """The turn cannot be served; `retry_after_s` is None when trying again cannot help."""
+    """The turn cannot be served; `retry_after_s` is None when trying again cannot help.
+
+    `reason` is that of a new run that was not let in.
+    """
 
     turn: TurnId
     why: str
     retry_after_s: float | None
+    reason: RefusalReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunAdmitted:
+    """A new run is let in, or (`waits`) will be when there is room: from now on none of its turns is refused for load.
+
+    `turns` and `peak_tokens` are its predicted footprint.
+    """
+
+    run: RunKey
+    waits: bool
+    turns: float
+    peak_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunRefused:
+    """A declared run is not let in."""
+
+    run: RunKey
+    why: str
+    retry_after_s: float
+    reason: RefusalReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +92,7 @@ class TurnRecorded:
     record: TurnRecord
 
 
-Action = TurnAccepted | TurnRefused | SplitSegment | DropSegment | DeathNotice | TurnRecorded
+Action = TurnAccepted | TurnRefused | RunAdmitted | RunRefused | SplitSegment | DropSegment | DeathNotice | TurnRecorded
 
 
 # --- a plan: moves in order, then calls in order -----------------------------------------------------------------
@@ -162,7 +189,7 @@ class StepPlan:
     An executor may apply the same calls up to `repeat` times before it reports, as long as no turn ends and no fact
     waits: the plans between are expected to be the same. Where a prefill waits for its share of the time, or a queued
     turn for a slot that is kept free, that holds if steps take what is predicted. Only plans of one decode call repeat.
-    `predicted_ms` is one time's.
+    `predicted_ms` is one time's. `admitted` are runs that waited to be let in and now are.
     """
 
     seq: int
@@ -172,3 +199,4 @@ class StepPlan:
     deaths: tuple[DeathNotice, ...]
     predicted_ms: float
     repeat: int = 1
+    admitted: tuple[RunKey, ...] = ()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trunkline.core.types import EndReason, Ints, Prompt, RunKey, RunOrigin, TurnId
+from trunkline.core.types import EndReason, Ints, Prompt, RunKey, RunOrigin, ServiceClass, TurnId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +12,9 @@ class TurnArrived:
     `run` is None when nothing names it: the core infers from the prompt whose turn it is (`core/identity.py`); a new
     run then takes the id `fresh` (the executor makes it unique, since the core draws no randomness). `group` is a
     session that the client named instead: only its runs are considered, and its first run takes its name. `final` says
-    that the run ends with this turn. `needs_prompt_logits` forbids reuse (the prompt's own logprobs are asked).
+    that the run ends with this turn. `needs_prompt_logits` forbids reuse (the prompt's own logprobs are asked). `kind`
+    is a digest of what the agent is (its instructions and tools; "": told by how the prompt begins), `service` its
+    class if this turn begins a run.
     """
 
     at_ms: float
@@ -27,6 +29,8 @@ class TurnArrived:
     origin: RunOrigin = RunOrigin.INFERRED
     final: bool = False
     needs_prompt_logits: bool = False
+    kind: str = ""
+    service: ServiceClass = ServiceClass.INTERACTIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +83,15 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDeclared:
-    """A client announced a run before its first turn."""
+    """A client announced a run before its first turn, and its expected turns and tokens of context at the end."""
 
     at_ms: float
     key: RunKey
     parent: str | None = None
+    kind: str = ""
+    service: ServiceClass = ServiceClass.INTERACTIVE
+    expected_turns: int | None = None
+    expected_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

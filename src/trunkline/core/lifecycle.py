@@ -1,5 +1,6 @@
 """How turns begin and end: the tree, the run table and the slots follow."""
 
+from trunkline.core import entrance
 from trunkline.core.actions import Action, DropSegment, Load, TurnAccepted, TurnRecorded, TurnRefused
 from trunkline.core.differences import left_own_history, left_sibling
 from trunkline.core.digest import EMPTY, Digest, extended
@@ -11,7 +12,7 @@ from trunkline.core.runs import Run
 from trunkline.core.slots import Slot, path_ids
 from trunkline.core.state import State
 from trunkline.core.turns import Edit, Phase, Turn
-from trunkline.core.types import EndReason, Miss, MissReason, Relation, RunKey, Sharing, TurnRecord
+from trunkline.core.types import EndReason, Miss, MissReason, RefusalReason, Relation, RunKey, Sharing, TurnRecord
 
 SHOWN_SYMBOLS = 16
 """How many symbols of each side are kept where a prompt leaves its run's history."""
@@ -25,7 +26,7 @@ def arrive(state: State, fact: TurnArrived) -> list[Action]:
     named = state.runs.get(RunKey(fact.salt, fact.run)) if fact.run is not None else None
     match = state.tree.match(fact.salt, fact.prompt, named.leaf if named is not None else None)
     found = lineage(state.runs, state.landmarks, fact, match)
-    why = _refusal(state, fact, found)
+    why = _refusal(state, fact, found) or entrance.refusal(state, fact, found, match.tokens)
     if why is not None:
         return [why]
     leaf, split = state.tree.graft(match, fact.prompt)
@@ -33,9 +34,11 @@ def arrive(state: State, fact: TurnArrived) -> list[Action]:
     run = settle(state.runs, fact, found)
     if state.checkpoints:
         actions += _cut_last_token(state, leaf)
+    new = entrance.is_new(state, fact, found)
     turn = _begin(state, fact, run, leaf, match, found)
     state.turns[turn.id] = turn
     state.forget(state.runs.touch(run, fact.at_ms))
+    actions += entrance.arrived(state, turn, new=new)
     return [*actions, TurnAccepted(turn.id, run.key, turn.record.index, run.parent)]
 
 
@@ -54,8 +57,11 @@ def end(state: State, fact: TurnEnded) -> list[Action]:
         state.landmarks.said(run.key, record.index, fact.generated)
         if turn.leaf.id in run.tips:
             run.tips[turn.leaf.id] = True
+    entrance.ended(state, turn, fact)
     if turn.fact.final:
         state.runs.set_finished(run, True)
+    if run.finished:
+        state.admission.over(run.key)
     return [*actions, TurnRecorded(turn.id, record)]
 
 
@@ -101,15 +107,9 @@ def _refusal(state: State, fact: TurnArrived, found: Lineage) -> TurnRefused | N
         need = f"{tokens} prompt tokens and {fact.max_new_tokens} to generate"
         return TurnRefused(fact.turn, f"{need} do not fit {room} tokens of context", None)
     queued = sum(turn.phase is Phase.QUEUED for turn in state.turns.values())
-    if queued >= state.settings.max_queue and not _goes_on(state, fact, found):
-        return TurnRefused(fact.turn, f"{queued} turns are waiting already", 1.0)
+    if queued >= state.settings.max_queue and entrance.is_new(state, fact, found):
+        return TurnRefused(fact.turn, f"{queued} turns are waiting already", 1.0, RefusalReason.QUEUE_FULL)
     return None
-
-
-def _goes_on(state: State, fact: TurnArrived, found: Lineage) -> bool:
-    """Whether the turn belongs to a run that has begun, by name or by what its prompt contains."""
-    parent = state.runs.get(RunKey(fact.salt, found.parent)) if found.parent is not None else None
-    return any(run is not None and run.turns > 0 for run in (found.run, parent))
 
 
 def _cut_last_token(state: State, leaf: Node) -> list[Action]:

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections import OrderedDict
 
-from trunkline.core import lifecycle
+from trunkline.core import entrance, lifecycle, pauses
 from trunkline.core.actions import Action, Decode, Extend, Load, Prefill, Save, StepPlan
 from trunkline.core.facts import (
     CacheReset,
@@ -29,7 +29,7 @@ from trunkline.core.schedule import Step
 from trunkline.core.slots import path_ids
 from trunkline.core.state import State
 from trunkline.core.turns import Phase, Turn
-from trunkline.core.types import CoreSettings, MissReason, Order, RunKey, RunOrigin, Sharing
+from trunkline.core.types import CoreSettings, MissReason, Order, RunKey, Sharing
 
 LOOP_BONUS_MS = 15_000.0
 """Head start in the queue of a turn whose run has already begun, over a new run's first turn."""
@@ -77,12 +77,12 @@ class Core:
                 self._held_changed = True
                 return lifecycle.reset(self.state, fact)
             case RunDeclared():
-                run = runs.ensure(fact.key, fact.parent, RunOrigin.HEADER)
-                self.state.forget(runs.touch(run, fact.at_ms))
+                return entrance.declared(self.state, fact)
             case RunFinished():
                 over = runs.get(fact.key)
                 if over is not None:
                     runs.set_finished(over, True)
+                    self.state.admission.over(fact.key)
                     self._due.pop(fact.key, None)
             case RunRestored():
                 run = runs.restore(fact)
@@ -138,6 +138,7 @@ class Core:
     def _decoded(self, call: Decode, ms: float, repeats: int) -> None:
         turns = [self.state.turns[turn_id] for turn_id, _ in call.turns]
         context = sum(turn.held_tokens for turn in turns) + len(turns) * (repeats - 1) / 2
+        self.state.admission.saw_decode(len(turns), context, ms / repeats)
         self.state.costs.saw_decode(len(turns), context, ms / repeats, repeats)
         for turn, (_, slot) in zip(turns, call.turns, strict=True):
             turn.generated += repeats
@@ -162,12 +163,13 @@ class Core:
         ledger = Ledger()
         if self.state.checkpoints:
             self._save_states(ledger, now_ms)
+        admitted = entrance.admit_waiting(self.state, now_ms)
         self._place_queued(ledger, now_ms)
         placed = [turn for turn in self.state.turns.values() if turn.slot is not None]
         step = self.state.scheduler.step(placed, now_ms, short_step_due=self._short_step_due(now_ms))
         moves, deaths = tuple(ledger.moves), tuple(ledger.deaths)
         repeat = 1 if moves else self._repeat(step, placed, now_ms)
-        plan = StepPlan(self._next_plan, now_ms, moves, step.calls, deaths, step.predicted_ms, repeat)
+        plan = StepPlan(self._next_plan, now_ms, moves, step.calls, deaths, step.predicted_ms, repeat, admitted)
         if plan.moves or plan.calls:
             self._next_plan += 1
             self._plan = (plan, step)
@@ -180,23 +182,27 @@ class Core:
             return 1
         steps = min(turn.fact.max_new_tokens - turn.generated for turn in decoding)
         steps = steps if step.holds is None else min(step.holds, steps)
-        if len(placed) < min(len(self.state.turns), len(self.state.slots)):
-            free_ms = self._slot_given_ms(now_ms) - now_ms
-            steps = steps if free_ms == math.inf else min(steps, int(free_ms / max(step.predicted_ms, 1e-3)))
+        changes_ms = min(self._slot_given_ms(placed, now_ms), self.state.admission.due_ms)
+        if changes_ms < math.inf:
+            steps = min(steps, int((changes_ms - now_ms) / max(step.predicted_ms, 1e-3)))
         return max(1, steps)
 
-    def _slot_given_ms(self, now_ms: float) -> float:
+    def _slot_given_ms(self, placed: list[Turn], now_ms: float) -> float:
         """When the clock alone may give a slot that is kept free to a queued turn: one was patient long enough, or no
         short step is due any more.
         """
+        queued = self._queued() if len(placed) < len(self.state.slots) else []
+        if not queued:
+            return math.inf
         patience = LOOP_BONUS_MS + SHORT_BONUS_MS
-        queued = [turn.fact.at_ms for turn in self.state.turns.values() if turn.phase is Phase.QUEUED]
-        ends = [at_ms + patience for at_ms in queued if at_ms + patience >= now_ms]
+        ends = [turn.ready_ms + patience for turn in queued if turn.ready_ms + patience >= now_ms]
+        if pauses.pauses(self.state):
+            ends += [end for turn in queued if (end := pauses.until_ms(self.state, turn)) >= now_ms]
         due = [ended_ms + DUE_MS for ended_ms in itertools.islice(reversed(self._due.values()), 1)]
         return min([*ends, *due], default=math.inf)
 
     def _place_queued(self, ledger: Ledger, now_ms: float) -> None:
-        queued = [turn for turn in self.state.turns.values() if turn.phase is Phase.QUEUED]
+        queued = self._queued()
         if not queued or all(slot.turn is not None for slot in self.state.slots):
             return
         fcfs = self.state.settings.order is Order.FCFS
@@ -206,12 +212,16 @@ class Core:
             self._held_changed = False
             for turn in queued:
                 self.state.placement.look_again(turn)
+        harmless = not pauses.pauses(self.state) or pauses.room_without_harm(self.state)
         for turn in sorted(queued, key=self._rank):
-            patient = now_ms - turn.fact.at_ms <= LOOP_BONUS_MS + SHORT_BONUS_MS
+            if not harmless and now_ms < pauses.until_ms(self.state, turn):
+                continue
+            patient = now_ms - turn.ready_ms <= LOOP_BONUS_MS + SHORT_BONUS_MS
             spare = keep_free if patient and not self.state.scheduler.is_short(turn) else 0
             if not self.state.placement.place(turn, in_flight, ledger, now_ms, spare=spare):
                 continue
             self._held_changed = True
+            harmless = not pauses.pauses(self.state) or pauses.room_without_harm(self.state)
             lost = max(0, turn.promised_tokens - turn.computed)
             self.state.broken_promises += lost
             turn.record.recomputed_tokens += lost
@@ -221,10 +231,10 @@ class Core:
                 turn.record.placed_ms = now_ms
             turn.record.cached_tokens = turn.computed
             turn.record.misses = explain(turn, self.state.settings)
-            overtaken = self._overtaken_tokens(turn, queued)
+            overtaken = self._overtaken_tokens(turn, in_flight)
             turn.record.reusable_tokens = max(turn.record.reusable_tokens - overtaken, turn.computed)
 
-    def _overtaken_tokens(self, turn: Turn, queued: list[Turn]) -> int:
+    def _overtaken_tokens(self, turn: Turn, in_flight: list[Turn]) -> int:
         """Prompt tokens that a turn computes for those it overtook in the queue: they brought them first, and will
         reuse them instead.
         """
@@ -232,18 +242,24 @@ class Core:
         if not missing:
             return 0
         path = path_ids(turn.leaf)
-        before = [other for other in queued if other.phase is Phase.QUEUED and other.id < turn.id]
+        before = [other for other in in_flight if other.phase is Phase.QUEUED and other.id < turn.id]
         shared = [node.end for other in before if (node := common_ancestor(other.leaf, path)) is not None]
         return min(missing, max(0, max(shared, default=0) - turn.computed))
+
+    def _queued(self) -> list[Turn]:
+        """Turns that may have a slot: their runs were let in."""
+        in_line = self.state.admission.waiting
+        turns = self.state.turns.values()
+        return [turn for turn in turns if turn.phase is Phase.QUEUED and turn.run.key not in in_line]
 
     def _rank(self, turn: Turn) -> tuple[float, int]:
         """Arrival, with a head start for short steps, for runs that have begun, and for what is still held."""
         if self.state.settings.order is Order.FCFS:
-            return turn.fact.at_ms, turn.id
+            return turn.ready_ms, turn.id
         begun = turn.record.index > 0 or turn.run.parent is not None
         bonus = LOOP_BONUS_MS * begun + SHORT_BONUS_MS * self.state.scheduler.is_short(turn)
         handicap = min(RECOMPUTE_MOST_MS, RECOMPUTE_WEIGHT * self.state.scheduler.prefill_ms(turn))
-        return turn.fact.at_ms - bonus + handicap, turn.id
+        return turn.ready_ms - bonus + handicap, turn.id
 
     def _short_step_due(self, now_ms: float) -> bool:
         while self._due:

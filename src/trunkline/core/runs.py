@@ -25,6 +25,8 @@ class Run:
     turns: int = 0
     in_flight: int = 0
     finished: bool = False
+    admitted: bool = False
+    """It was let in: none of its turns is refused for load."""
     leaf: Node | None = None
     prompt_leaf: Node | None = None
     ended_ms: float | None = None
@@ -88,6 +90,7 @@ class RunTable:
         """A run of an earlier process."""
         run = self.ensure(fact.key, fact.parent, fact.origin, fact.group)
         run.turns, run.lost_tokens, run.digest = fact.turns, fact.prompt_tokens, Digest.parse(fact.digest)
+        run.admitted = True
         if run.digest is not None:
             self.lost.add(run.key, run.digest)
         return run

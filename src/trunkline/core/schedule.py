@@ -100,7 +100,7 @@ class Scheduler:
         self._credit_ms += (predicted.credit_ms - self._credit_ms) * min(2.0, scale) * repeats
 
     def _urgency(self, turn: Turn, now_ms: float) -> tuple[float, int]:
-        return self.prefill_ms(turn) - AGEING * (now_ms - turn.fact.at_ms), turn.id
+        return self.prefill_ms(turn) - AGEING * (now_ms - turn.ready_ms), turn.id
 
     def _is_quick(self, turn: Turn) -> bool:
         return self.prefill_ms(turn) <= QUICK_BUDGETS * self._settings.step_budget_ms

@@ -1,6 +1,7 @@
 """Everything that decisions rest on, in one place; the modules of the core read and change it."""
 
 from trunkline.core.actions import Action, SplitSegment
+from trunkline.core.admission import AdmissionControl
 from trunkline.core.landmarks import Landmarks
 from trunkline.core.placement import Placement
 from trunkline.core.predict import CostModel, Forecast
@@ -13,7 +14,8 @@ from trunkline.core.turns import Turn
 from trunkline.core.types import CoreSettings, MemoryKind, TurnId
 
 IDLE_MS = 3_600_000.0
-"""A run that waited for an hour is presumed over: 99 % of tool gaps in public coding traces are shorter."""
+"""A run that waited for an hour is presumed over: 99 % of tool gaps in public coding traces are shorter. (Admission
+counts silent runs by what was learned of their likes, `core/habits.py`, and forgets them sooner.)"""
 
 
 class State:
@@ -31,6 +33,7 @@ class State:
         self.retention = Retention(settings, self.costs, self.forecast)
         self.placement = Placement(settings, self.tree, self.slots, self.retention, self.costs)
         self.scheduler = Scheduler(settings, self.costs)
+        self.admission = AdmissionControl(settings, self.costs)
         self.broken_promises = 0
 
     @property
@@ -50,6 +53,7 @@ class State:
         """Nothing is learned any more of runs that are remembered no longer."""
         for run in runs:
             self.forecast.forget(run.key)
+            self.admission.over(run.key)
 
     def tidy(self, now_ms: float) -> None:
         """Bound what is remembered: runs that waited too long are presumed over, and the tree keeps to its limit.
@@ -57,6 +61,7 @@ class State:
         Past the limit the longest unused leaves that hold nothing are forgotten; if open runs keep too much of the tree
         alive, those that waited longest are presumed over first.
         """
+        self.admission.look_again(now_ms)
         self.runs.presume_finished(now_ms - IDLE_MS)
         limit = self.settings.max_tree_symbols
         if self.tree.symbols <= limit:

@@ -63,6 +63,11 @@ class Turn:
     """The latest generated tokens, whose KV is not in the slot: one, and more where a grammar forced some."""
 
     @property
+    def ready_ms(self) -> float:
+        """Since when it may be placed: its arrival, or when its run was let in."""
+        return self.fact.at_ms + self.record.waited_ms
+
+    @property
     def prompt_tokens(self) -> int:
         """Length of the prompt."""
         return self.record.prompt_tokens

@@ -138,6 +138,32 @@ class Order(StrEnum):
     FCFS = "fcfs"
 
 
+class Admission(StrEnum):
+    """Which new runs are let in: by what is `PREDICTED`, or as the trivial rivals do: all, or up to a cap."""
+
+    PREDICTED = "predicted"
+    OFF = "off"
+    RUNS_CAP = "runs-cap"
+    TURNS_CAP = "turns-cap"
+
+
+class ServiceClass(StrEnum):
+    """What a run is for: somebody waits for it, or nobody does."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+class RefusalReason(StrEnum):
+    """Why a new run was not let in."""
+
+    MEMORY = "memory"  # contexts would displace each other
+    SPEED = "speed"  # running loops would miss their stretch
+    SHORT_STEPS = "short_steps"  # running loops would miss their short steps' latency
+    CAP = "cap"  # a fixed cap
+    QUEUE_FULL = "queue_full"  # too many wait already
+
+
 class MemoryKind(StrEnum):
     """`CUTTABLE`: KV may be cut at any token. `CHECKPOINTS`: only whole saved states can be reused."""
 
@@ -147,7 +173,11 @@ class MemoryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSettings:
-    """What the policy core is told once. Executors fill in the sizes; users choose the policies."""
+    """What the policy core is told once. Executors fill in the sizes; users choose the policies.
+
+    `stretch_objective`, `short_step_objective_ms` (None: none) and `max_wait_ms` are those of interactive runs; batch
+    runs have `batch_patience` times as much of each. `max_waiting_runs` is a class's.
+    """
 
     slots: int
     slot_tokens: int
@@ -164,6 +194,13 @@ class CoreSettings:
     max_slice_tokens: int = 256
     min_slice_tokens: int = 8
     max_queue: int = 1024
+    admission: Admission = Admission.OFF
+    admission_cap: int = 8
+    stretch_objective: float = 8.0
+    short_step_objective_ms: float | None = None
+    max_waiting_runs: int = 256
+    max_wait_ms: float = 120_000.0
+    batch_patience: float = 10.0
     max_tree_symbols: int = 8_000_000
 
 
@@ -222,6 +259,8 @@ class TurnRecord:
     passes: int = 0
     """Model passes that its answer took: one a token, fewer where a grammar forced some."""
     misses: list[Miss] = field(default_factory=list)
+    waited_ms: float = 0.0
+    """Of its time in the queue, until its run was let in."""
     placed_ms: float | None = None
     first_token_ms: float | None = None
     ended_ms: float | None = None

@@ -25,7 +25,17 @@ from trunkline.engine.template import ChatTemplate
 from trunkline.engine.tokens import Vocabulary
 from trunkline.engine.traits import template_traits
 from trunkline.wire.journal import Journal
-from trunkline.wire.turns import Constraint, ConstraintError, Ended, Failed, ModelInfo, TurnEvent, TurnRequest
+from trunkline.wire.turns import (
+    Admitted,
+    Constraint,
+    ConstraintError,
+    Ended,
+    Failed,
+    ModelInfo,
+    RunPlan,
+    TurnEvent,
+    TurnRequest,
+)
 
 
 class EmbeddedEngine:
@@ -158,9 +168,21 @@ class EmbeddedEngine:
             self._last_courier = Courier(loop)
         return self._last_courier
 
-    def declare_run(self, key: RunKey, parent: str | None) -> None:
-        """Note a run before its first turn."""
-        self._loop.declare(key, parent)
+    async def declare_run(self, key: RunKey, plan: RunPlan) -> Admitted | Failed:
+        """Let a run in before its first turn, or not."""
+        here = asyncio.get_running_loop()
+        answer: asyncio.Future[Admitted | Failed] = here.create_future()
+
+        def settle(said: Admitted | Failed) -> None:
+            if not answer.done():
+                answer.set_result(said)
+
+        def told(said: Admitted | Failed) -> None:
+            with suppress(RuntimeError):  # the loop may have closed meanwhile
+                here.call_soon_threadsafe(settle, said)
+
+        self._loop.declare(key, plan, told)
+        return await answer
 
     def finish_run(self, key: RunKey) -> None:
         """Note that a run is over."""

@@ -12,7 +12,6 @@ from trunkline.core import actions as act
 from trunkline.core.facts import (
     CacheReset,
     Fact,
-    RunDeclared,
     RunFinished,
     RunRestored,
     StepDone,
@@ -24,6 +23,7 @@ from trunkline.core.policy import Core
 from trunkline.core.turns import Phase
 from trunkline.core.types import CoreSettings, EndReason, Prompt, RunKey, TurnId, TurnRecord
 from trunkline.engine.apply import Applier
+from trunkline.engine.entry import declared, failed, verdict
 from trunkline.engine.errors import DecodeFailed, EngineError
 from trunkline.engine.generation import prompt_logprobs
 from trunkline.engine.history import History
@@ -34,7 +34,7 @@ from trunkline.engine.sampling import SamplingError
 from trunkline.engine.tokens import Vocabulary
 from trunkline.wire.journal import Journal
 from trunkline.wire.records import TurnRow
-from trunkline.wire.turns import Accepted, ConstraintError, Ended, Failed, Placed, PromptLogprobs
+from trunkline.wire.turns import Accepted, Admitted, ConstraintError, Ended, Failed, Placed, PromptLogprobs, RunPlan
 
 log = logging.getLogger("trunkline.engine")
 
@@ -105,9 +105,11 @@ class EngineLoop:
         """Nobody waits for this turn any more."""
         self._inbox.put(lambda: self._abort(turn))
 
-    def declare(self, key: RunKey, parent: str | None) -> None:
-        """A run was announced."""
-        self._inbox.put(lambda: self._tell(RunDeclared(at_ms=now_ms(), key=key, parent=parent)))
+    def declare(self, key: RunKey, plan: RunPlan, answer: Callable[[Admitted | Failed], None]) -> None:
+        """A run was announced; `answer` is told, on the engine thread, whether it is let in."""
+        self._inbox.put(lambda: self._declare(key, plan, answer))
+        if self._stopped:
+            self._refuse_all()
 
     def finish(self, key: RunKey) -> None:
         """A run is over."""
@@ -258,8 +260,16 @@ class EngineLoop:
                 origin=hint.origin,
                 final=hint.final,
                 needs_prompt_logits=request.prompt_logprobs,
+                kind=request.kind,
+                service=hint.service,
             )
         )
+
+    def _declare(self, key: RunKey, plan: RunPlan, answer: Callable[[Admitted | Failed], None]) -> None:
+        if self._stopping:
+            answer(SHUTTING_DOWN)
+            return
+        answer(verdict(self._tell(declared(now_ms(), key, plan))))
 
     def _abort(self, turn: TurnId) -> None:
         live = self._live.get(turn)
@@ -291,24 +301,27 @@ class EngineLoop:
             live.emit(Ended(reason, row, generation.stopped_by))
         del self._live[live.id]
 
-    def _tell(self, fact: Fact) -> None:
+    def _tell(self, fact: Fact) -> list[act.Action]:
         if self._stopped:
-            return
+            return []
         if self._journal is not None:
             self._journal.fact(fact)
-        for action in self._core.handle(fact):
+        actions = self._core.handle(fact)
+        for action in actions:
             match action:
                 case act.TurnAccepted(turn, key, index, parent):
                     self._live[turn].emit(Accepted(key.run, index, parent))
-                case act.TurnRefused(turn, why, retry):
-                    status, code = (429, "queue_full") if retry is not None else (400, "context_length_exceeded")
-                    self._live.pop(turn).emit(Failed(status, code, why, retry))
+                case act.TurnRefused():
+                    self._live.pop(action.turn).emit(failed(action))
                 case act.TurnRecorded(turn, record):
                     self._records[turn] = record
                 case act.DeathNotice():
                     self._deaths += 1
+                case act.RunAdmitted() | act.RunRefused():
+                    pass
                 case _:
                     self._applier.action(action)
+        return actions
 
     # --- trouble and reports ----------------------------------------------------------------------------------
 
@@ -371,6 +384,7 @@ class EngineLoop:
             "broken_promises_total": state.broken_promises,
             "deaths_total": self._deaths,
             "engine_start_overs_total": self._start_overs,
+            **state.admission.gauges(),
         }
 
 

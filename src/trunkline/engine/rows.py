@@ -51,6 +51,7 @@ def turn_row(record: TurnRecord, live: LiveTurn, node: str, vocabulary: Vocabula
         forced_tokens=live.generation.forced_tokens,
         saved_passes=max(0, record.completion_tokens - record.passes),
         mask_ms=live.generation.mask_ms,
+        admission_ms=record.waited_ms,
     )
 
 

@@ -1,8 +1,13 @@
 """`/v1/chat/completions`, and the step that every chat-like API shares: from a `ChatBody` to a turn that can run."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
+from typing import Any
+
+import msgspec
 
 from trunkline.gateway.answers import plan_answer, read_wanted
 from trunkline.gateway.body import BodyDecoder
@@ -22,7 +27,7 @@ from trunkline.gateway.params import (
 )
 from trunkline.gateway.readers import ReaderFactory
 from trunkline.gateway.replies import Asked, Reply
-from trunkline.wire.openai import ChatBody
+from trunkline.wire.openai import ChatBody, Message
 from trunkline.wire.turns import TurnRequest
 
 
@@ -112,10 +117,22 @@ def chat_turn(
         stop_tokens=end_tokens,
         logprobs=logprobs,
         normalized=quiet.normalized,
+        kind=kind_of(quiet.messages, quiet.tools),
         constraint=answer.constraint,
         show_control=answer.show_control,
     )
     return ChatTurn(prompt=prompt, n=n, reader=answer.reader)
+
+
+def kind_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
+    """A digest of what the agent is: its instructions, as far as they open the chat, and its tools.
+
+    "" where there is neither: the prompt's beginning has to tell.
+    """
+    system = list(takewhile(lambda message: message.role in ("system", "developer"), messages))
+    if not system and not tools:
+        return ""
+    return hashlib.blake2b(msgspec.json.encode([system, tools or ()]), digest_size=8).hexdigest()
 
 
 def _logprobs(body: ChatBody, most: int) -> int | None:

@@ -4,7 +4,17 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from trunkline.core.types import Ints, RunKey
-from trunkline.wire.turns import Constraint, ConstraintError, ModelInfo, TemplateError, TurnEvent, TurnRequest
+from trunkline.wire.turns import (
+    Admitted,
+    Constraint,
+    ConstraintError,
+    Failed,
+    ModelInfo,
+    RunPlan,
+    TemplateError,
+    TurnEvent,
+    TurnRequest,
+)
 
 __all__ = ["ConstraintError", "Executor", "ModelInfo", "TemplateError"]
 
@@ -49,8 +59,8 @@ class Executor(Protocol):
         Closing the iterator early (`aclose`, cancellation) aborts the turn and frees its place within a step.
         """
 
-    def declare_run(self, key: RunKey, parent: str | None) -> None:
-        """Note a run before its first turn."""
+    async def declare_run(self, key: RunKey, plan: RunPlan) -> Admitted | Failed:
+        """Judge a run before its first turn: it is let in (none of its turns will be refused for load), or not."""
 
     def finish_run(self, key: RunKey) -> None:
         """Note that a run is over."""

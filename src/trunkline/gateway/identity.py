@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from trunkline.core.types import RunOrigin
+from trunkline.core.types import RunOrigin, ServiceClass
 from trunkline.gateway.errors import InvalidRequest
 from trunkline.wire.turns import RunHint
 
@@ -29,6 +29,7 @@ MAX_ID_LENGTH = 256
 
 RUN_HEADER = "x-trunkline-run"
 PARENT_HEADERS = ("x-trunkline-run-parent", "x-trunkline-parent", "x-dynamo-parent-session-id")
+CLASS_HEADER = "x-trunkline-class"
 FINAL_HEADERS = ("x-trunkline-run-final", "x-trunkline-final")
 SESSION_HEADERS = (
     "x-session-id",
@@ -63,7 +64,16 @@ def identify(
         check_id(parent, parent_header)
     if parent is not None and parent in (run, group):
         raise InvalidRequest(f"{parent_header} repeats the run's own id {parent!r} ({source}).", param=parent_header)
-    return RunHint(run=run, group=group, parent=parent, origin=origin, final=_final(headers))
+    service = service_class(headers.get(CLASS_HEADER), CLASS_HEADER)
+    return RunHint(run=run, group=group, parent=parent, origin=origin, final=_final(headers), service=service)
+
+
+def service_class(value: str | None, param: str) -> ServiceClass:
+    """What a run is for, interactive unless said otherwise. Raises `InvalidRequest`."""
+    try:
+        return ServiceClass((value or ServiceClass.INTERACTIVE).strip().lower())
+    except ValueError:
+        raise InvalidRequest(f"{param} must be one of {', '.join(ServiceClass)}.", param=param) from None
 
 
 def _run(headers: Mapping[str, str], metadata: Mapping[str, Any] | None) -> tuple[str | None, str, RunOrigin]:

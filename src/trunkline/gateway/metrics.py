@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_1_0_0
 
-from trunkline.core.types import EndReason, MissReason
+from trunkline.core.types import EndReason, MissReason, RefusalReason
 from trunkline.gateway.executor import Executor
 from trunkline.wire.noise import Normalizer
 from trunkline.wire.records import TurnRow
@@ -29,10 +29,19 @@ GAP_S = (0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 ENGINE_COUNTERS = {
     "broken_promises_total": "Tokens promised as hits that had to be prefilled after all.",
     "deaths_total": "Death notices: prefixes that can no longer be reused.",
+    "runs_admitted_total": "New runs that were let in.",
+    "runs_queued_total": "New runs that had to wait before they were let in.",
+    "runs_queued_ms_total": "Milliseconds that new runs waited to be let in.",
+    **{f"runs_refused_{reason}_total": f"New runs that were refused: {reason}." for reason in RefusalReason},
+    "runs_ended_total": "Runs that ended, whose predictions are compared below.",
+    "predicted_turns_total": "Turns that ended runs were predicted to take when they were let in.",
+    "actual_turns_total": "Turns that they took.",
+    "predicted_peak_tokens_total": "Tokens of context that ended runs were predicted to reach.",
+    "actual_peak_tokens_total": "Tokens of context that they reached.",
 }
 """Engine counters that exist from 0, whatever the executor reports."""
 
-ENGINE_GAUGES = ("running", "waiting", "kv_used_fraction")
+ENGINE_GAUGES = ("running", "waiting", "kv_used_fraction", "runs_open", "runs_waiting")
 """Engine gauges that exist from 0."""
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_1_0_0

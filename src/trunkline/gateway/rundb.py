@@ -68,6 +68,8 @@ MIGRATIONS = (
     "ALTER TABLE turns ADD COLUMN forced_tokens INTEGER NOT NULL DEFAULT 0;"
     "ALTER TABLE turns ADD COLUMN saved_passes INTEGER NOT NULL DEFAULT 0;"
     "ALTER TABLE turns ADD COLUMN mask_ms REAL NOT NULL DEFAULT 0;",
+    # 6: how long a run waited to be let in
+    "ALTER TABLE turns ADD COLUMN admission_ms REAL NOT NULL DEFAULT 0;",
 )
 """From version 1 on, the statements that lead to the next. What has landed is never edited."""
 

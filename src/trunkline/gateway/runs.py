@@ -13,13 +13,14 @@ from starlette.responses import Response
 from trunkline.core.types import RunKey, RunState
 from trunkline.gateway.body import BodyDecoder, read_body
 from trunkline.gateway.context import Gateway
-from trunkline.gateway.errors import InvalidRequest, RunExists, RunNotFound
+from trunkline.gateway.errors import ExecutorFailed, InvalidRequest, RunExists, RunNotFound
 from trunkline.gateway.generate import SCOPE_KEY
-from trunkline.gateway.identity import check_id, salt_of
+from trunkline.gateway.identity import check_id, salt_of, service_class
 from trunkline.gateway.meta import json_response
 from trunkline.gateway.params import int_in_range
 from trunkline.wire.openai import DeclareRunBody
-from trunkline.wire.records import RunList, RunView
+from trunkline.wire.records import AdmissionRow, RunList, RunView
+from trunkline.wire.turns import Failed, RunPlan
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
@@ -34,7 +35,7 @@ class Runs:
         self._decoder = BodyDecoder("/v1/runs")
 
     async def declare(self, request: Request) -> Response:
-        """`POST /v1/runs`: 201 with the new run."""
+        """`POST /v1/runs`: 201 with the new run, none of whose turns will be refused for load; or 429."""
         raw = await read_body(request, self._gateway.settings)
         body = self._decoder.decode(raw or b"{}", DeclareRunBody)
         scope: str = request.scope[SCOPE_KEY]
@@ -48,16 +49,31 @@ class Runs:
                 raise InvalidRequest(f"{name} must have at most {MAX_TEXT} characters.", param=name)
         if body.expected_turns is not None:
             int_in_range("expected_turns", body.expected_turns, 1, 1, 1_000_000)
+        if body.expected_tokens is not None:
+            int_in_range("expected_tokens", body.expected_tokens, 1, 1, 1_000_000_000)
+        plan = RunPlan(
+            parent=body.parent,
+            service=service_class(body.service, "class"),
+            expected_turns=body.expected_turns,
+            expected_tokens=body.expected_tokens,
+        )
         key = RunKey(salt_of(scope, body.cache_salt), run)
+        exists = RunExists(f"The run {run!r} exists already; send its turns with `X-Trunkline-Run: {run}`.", param="id")
+        if await asyncio.to_thread(self._gateway.records.locate, scope, run) == key:
+            raise exists
+        admitted = await self._gateway.executor.declare_run(key, plan)
+        if isinstance(admitted, Failed):
+            raise ExecutorFailed(admitted)
         created = await self._gateway.records.declare(
             key, parent=body.parent, name=body.name, objective=body.objective, expected_turns=body.expected_turns
         )
         if not created:
-            raise RunExists(
-                f"The run {run!r} exists already; send its turns with `X-Trunkline-Run: {run}`.", param="id"
-            )
-        self._gateway.executor.declare_run(key, body.parent)
-        return json_response(await self._view(scope, run), 201, {"X-Trunkline-Run": run})
+            raise exists
+        row = AdmissionRow(
+            waits=admitted.waits, predicted_turns=admitted.turns, predicted_tokens=round(admitted.peak_tokens)
+        )
+        view = msgspec.structs.replace(await self._view(scope, run), admission=row)
+        return json_response(view, 201, {"X-Trunkline-Run": run})
 
     async def list(self, request: Request) -> Response:
         """`GET /v1/runs?limit=&before=`: newest first."""

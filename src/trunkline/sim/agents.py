@@ -242,6 +242,10 @@ class Agents:
             self._over(agent, f"turn {agent.next_turn} refused: {refusal.why}")
             return
         agent.tries -= 1
+        if agent.next_turn == 0:
+            outside_ms = refusal.retry_after_s * 1e3 + self._costs.turn_ms
+            agent.outcome.refused_ms += outside_ms
+            agent.submitted_ms += outside_ms
         self._submit_soon(agent, turn, refusal.retry_after_s * 1e3)
 
     def ended(self, turn: LiveTurn, record: TurnRecord, reason: EndReason) -> None:

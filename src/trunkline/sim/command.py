@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from trunkline.core.types import CoreSettings, Eviction, Order, Sharing
+from trunkline.core.types import Admission, CoreSettings, Eviction, Order, Sharing
 from trunkline.sim.agents import Answers, Arrival, Workload
 from trunkline.sim.costs import Costs, Noise
 from trunkline.sim.figures import figures
@@ -83,6 +83,10 @@ def add_arguments(parser: argparse.ArgumentParser, size: Callable[[str], int]) -
     node.add_argument("--sharing", choices=list(Sharing), help="as `serve`")
     node.add_argument("--eviction", choices=list(Eviction), help="as `serve`")
     node.add_argument("--order", choices=list(Order), help="as `serve`")
+    node.add_argument("--admission", choices=list(Admission), help="as `serve` (default: off)")
+    node.add_argument("--admission-cap", type=int, help="as `serve`")
+    node.add_argument("--stretch-objective", type=float, help="as `serve`")
+    node.add_argument("--max-wait-s", type=float, help="as `serve`")
     node.add_argument(
         "--noise", type=float, help="relative spread of step times (default: as measured; 0 for a roofline)"
     )
@@ -197,6 +201,10 @@ def the_node(args: argparse.Namespace) -> tuple[CoreSettings, Costs, float]:
         sharing=Sharing(args.sharing or settings.sharing),
         eviction=Eviction(args.eviction or settings.eviction),
         order=Order(args.order or settings.order),
+        admission=Admission(args.admission or settings.admission),
+        admission_cap=args.admission_cap or settings.admission_cap,
+        stretch_objective=args.stretch_objective or settings.stretch_objective,
+        max_wait_ms=settings.max_wait_ms if args.max_wait_s is None else args.max_wait_s * 1e3,
     )
     return settings, costs, spread if args.noise is None else args.noise
 

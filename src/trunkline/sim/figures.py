@@ -52,13 +52,15 @@ class RunOutcome(msgspec.Struct, kw_only=True):
     refusals: int = 0
     late_refusals: int = 0
     """Refusals for load after a turn of the run had been served."""
+    refused_ms: float = 0.0
+    """Time outside: it was not let in, and told when to come back."""
     error: str | None = None
 
     @property
     def wall_ms(self) -> float:
-        """From its beginning to its end, tool gaps and sub-agents that it waits for included."""
+        """From when it was let in (or into the line) to its end, with tool gaps and sub-agents that it waits for."""
         assert self.ended_ms is not None
-        return self.ended_ms - self.began_ms
+        return self.ended_ms - self.began_ms - self.refused_ms
 
     @property
     def stretch(self) -> float:

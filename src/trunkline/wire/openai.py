@@ -118,13 +118,19 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class DeclareRunBody(msgspec.Struct, kw_only=True):
-    """`POST /v1/runs`. `id` None: one is made. `objective` and `expected_turns` are what the client predicts."""
+    """`POST /v1/runs`. `id` None: one is made.
+
+    `objective`, `expected_turns` and `expected_tokens` (of context at the end) are what the client predicts. `class` is
+    `interactive` or `batch`.
+    """
 
     id: str | None = None
     name: str | None = None
     parent: str | None = None
     objective: str | None = None
     expected_turns: int | None = None
+    expected_tokens: int | None = None
+    service: str | None = msgspec.field(default=None, name="class")
     cache_salt: str | None = None
 
 

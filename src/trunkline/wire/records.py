@@ -34,7 +34,8 @@ class DiffRow(msgspec.Struct, frozen=True, kw_only=True):
 class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     """One turn. `cached_tokens + novel_tokens == prompt_tokens`; the misses' tokens sum to `novel_tokens`.
 
-    `queue_ms + prefill_ms + decode_ms == latency_ms`: arrival to placement, to first token, to last token.
+    `queue_ms + prefill_ms + decode_ms == latency_ms`: arrival to placement, to first token, to last token. Of
+    `queue_ms`, `admission_ms` passed until the run was let in (0 for all turns but the first).
     `tool_gap_ms` is None for a run's first turn. `at` is the arrival as Unix seconds. `normalized` counts what each
     normalizer replaced in the prompt (`wire/noise.py`); a normalizer that replaced nothing is not in it. `diff` is None
     for a turn that shares all it should.
@@ -73,6 +74,15 @@ class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     forced_tokens: int = 0
     saved_passes: int = 0
     mask_ms: float = 0.0
+    admission_ms: float = 0.0
+
+
+class AdmissionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """How a declared run was let in: at once, or (`waits`) as soon as there is room; and its predicted footprint."""
+
+    waits: bool
+    predicted_turns: float
+    predicted_tokens: int
 
 
 class RunTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +125,10 @@ class RunList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """One run whole, as `GET /v1/runs/{id}` returns it. `name`, `objective`, `expected_turns` are as declared."""
+    """One run whole, as `GET /v1/runs/{id}` returns it. `name`, `objective`, `expected_turns` are as declared.
+
+    `admission` is in the answer to the declaration alone.
+    """
 
     id: str
     name: str | None = None
@@ -131,3 +144,4 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     last_at: float
     turns: tuple[TurnRow, ...]
     totals: RunTotals = RunTotals()
+    admission: AdmissionRow | None = None

@@ -115,6 +115,9 @@ def moment(at: float) -> str:
 def _heading(run: RunView) -> list[str]:
     named = f" ({run.name})" if run.name else ""
     lines = [f"run {run.id}{named}: {run.state}, on {run.node or 'no node yet'}, named by {run.origin}"]
+    waited_ms = sum(turn.admission_ms for turn in run.turns)
+    if waited_ms:
+        lines.append(f"waited {milliseconds(waited_ms)} ms to be let in")
     if run.session and run.session != run.id:
         lines.append(f"in session {run.session}")
     if run.parent:

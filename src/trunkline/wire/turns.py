@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from trunkline.core.types import EndReason, Ints, RunOrigin
+from trunkline.core.types import EndReason, Ints, RunOrigin, ServiceClass
 from trunkline.wire.records import TurnRow
 
 
@@ -91,7 +91,7 @@ class RunHint:
     """What the client said about the run. `run` names it exactly; None: infer it from the prompt.
 
     `group` is a session that a client names: its main run, sub-agents and side calls share it, and the prompt tells
-    which of them the turn belongs to.
+    which of them the turn belongs to. `service` is the run's class, if the turn begins one.
     """
 
     run: str | None = None
@@ -99,6 +99,7 @@ class RunHint:
     parent: str | None = None
     origin: RunOrigin = RunOrigin.INFERRED
     final: bool = False
+    service: ServiceClass = ServiceClass.INTERACTIVE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,7 +109,8 @@ class TurnRequest:
     `logprobs` is how many alternatives to report beside each chosen token (None: no logprobs at all).
     `prompt_logprobs` asks the same of every prompt token (`echo` with `logprobs`). `stop_tokens` end the turn as the
     model's own end token does. `show_control` names control tokens that appear in the visible text (`[TOOL_CALLS]`,
-    `<think>`); all others are hidden. `normalized` counts what each normalizer replaced, for the turn's record.
+    `<think>`); all others are hidden. `normalized` counts what each normalizer replaced, for the turn's record. `kind`
+    is a digest of the agent's instructions and tools ("": not known), by which admission knows its likes.
     """
 
     salt: str
@@ -124,6 +126,32 @@ class TurnRequest:
     constraint: Constraint | None = None
     show_control: tuple[str, ...] = ()
     normalized: Mapping[str, int] = field(default_factory=dict)
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What a client says of a run before its first turn. `parent` names the run that it is a sub-agent of.
+
+    `expected_turns` and `expected_tokens` (of context at its end) are the client's own predictions.
+    """
+
+    parent: str | None = None
+    service: ServiceClass = ServiceClass.INTERACTIVE
+    expected_turns: int | None = None
+    expected_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """A declared run is let in; if it `waits`, its first turn will be served when there is room.
+
+    `turns` and `peak_tokens` are its predicted footprint.
+    """
+
+    waits: bool = False
+    turns: float = 0.0
+    peak_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
