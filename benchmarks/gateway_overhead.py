@@ -40,7 +40,19 @@ from trunkline.gateway.executor import ModelInfo
 from trunkline.gateway.records import RunRecords
 from trunkline.gateway.settings import GatewaySettings
 from trunkline.wire.records import MissRow, TurnRow
-from trunkline.wire.turns import Accepted, Constraint, Delta, Ended, Placed, TurnEvent, TurnRequest
+from trunkline.wire.turns import (
+    Accepted,
+    Admitted,
+    Constraint,
+    Delta,
+    Ended,
+    Failed,
+    Placed,
+    RunHint,
+    RunPlan,
+    TurnEvent,
+    TurnRequest,
+)
 
 FIRST_MS = 50.0
 INTERVAL_MS = 20.0
@@ -154,8 +166,13 @@ class ScriptedExecutor:
                         heapq.heappush(self._due, replace(due, at_ns=next_ns, left=due.left - 1))
             batch[0].loop.call_soon_threadsafe(_deliver, batch)
 
-    def declare_run(self, key: RunKey, parent: str | None) -> None:
-        """Nothing to note."""
+    def turned_away(self, salt: str, hint: RunHint, kind: str) -> Failed | None:
+        """Nobody is."""
+        return None
+
+    async def declare_run(self, key: RunKey, plan: RunPlan) -> Admitted | Failed:
+        """Everybody is let in."""
+        return Admitted()
 
     def finish_run(self, key: RunKey) -> None:
         """Nothing to note."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trunkline.core import actions as act
-from trunkline.core.facts import MoveTiming, StepDone, TokensForced, TurnArrived, TurnEnded
+from trunkline.core.facts import MoveTiming, StepDone, TimePassed, TokensForced, TurnArrived, TurnEnded
 from trunkline.core.invariants import check
 from trunkline.core.policy import Core
 from trunkline.core.turns import Phase
@@ -91,6 +91,8 @@ class FakeEngine:
 
     def step(self) -> act.StepPlan:
         """Plan, apply, report."""
+        if self.now_ms >= self.core.due_ms:
+            self.apply_actions(self.core.handle(TimePassed(at_ms=self.now_ms)))
         plan = self.core.plan(self.now_ms)
         if self._promised is not None:
             assert (plan.moves, plan.calls) == ((), self._promised.calls), "a plan that repeats is made again"

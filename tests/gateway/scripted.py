@@ -19,6 +19,7 @@ from trunkline.wire.turns import (
     Failed,
     Placed,
     PromptLogprobs,
+    RunHint,
     RunPlan,
     TemplateTraits,
     TokenLogprob,
@@ -75,6 +76,8 @@ class ScriptedExecutor:
         self.open_turns = 0
         self.declared: list[tuple[RunKey, RunPlan]] = []
         self.refuse_runs: Failed | None = None
+        self.turn_away: Failed | None = None
+        self.asked: list[tuple[str, RunHint, str]] = []
         self.finished: list[RunKey] = []
         self.resets = 0
         self.constraints: list[Constraint] = []
@@ -140,6 +143,10 @@ class ScriptedExecutor:
         index = self._turns.get(key, 0)
         self._turns[key] = index + 1
         return Accepted(run=run, index=index, parent=request.hint.parent)
+
+    def turned_away(self, salt: str, hint: RunHint, kind: str) -> Failed | None:
+        self.asked.append((salt, hint, kind))
+        return self.turn_away
 
     async def declare_run(self, key: RunKey, plan: RunPlan) -> Admitted | Failed:
         if self.refuse_runs is not None:

@@ -97,6 +97,16 @@ def test_the_first_turn_of_a_run_that_is_not_let_in_gets_429(gateway: Served, st
     assert response.headers["retry-after"] == "41"
 
 
+def test_a_run_that_is_surely_not_let_in_is_refused_before_its_prompt_is_rendered(gateway: Served) -> None:
+    gateway.executor.turn_away = REFUSED
+    for response in (gateway.chat(headers={"X-Trunkline-Run": "r"}), gateway.post("/v1/runs", {"id": "r"})):
+        assert error_of(response, 429)["code"] == "run_refused"
+        assert response.headers["retry-after"] == "41"
+    assert gateway.executor.rendered == []
+    assert gateway.executor.declared == []
+    assert [hint.run for _, hint, _ in gateway.executor.asked] == ["r", "r"]
+
+
 def test_a_class_that_does_not_exist_is_refused_with_those_that_do(gateway: Served) -> None:
     for response in (gateway.post("/v1/runs", {"class": "vip"}), gateway.chat(headers={"X-Trunkline-Class": "vip"})):
         assert "interactive, batch" in error_of(response, 400)["message"]

@@ -189,7 +189,7 @@ class StepPlan:
     An executor may apply the same calls up to `repeat` times before it reports, as long as no turn ends and no fact
     waits: the plans between are expected to be the same. Where a prefill waits for its share of the time, or a queued
     turn for a slot that is kept free, that holds if steps take what is predicted. Only plans of one decode call repeat.
-    `predicted_ms` is one time's. `admitted` are runs that waited to be let in and now are.
+    `predicted_ms` is one time's.
     """
 
     seq: int
@@ -199,4 +199,3 @@ class StepPlan:
     deaths: tuple[DeathNotice, ...]
     predicted_ms: float
     repeat: int = 1
-    admitted: tuple[RunKey, ...] = ()

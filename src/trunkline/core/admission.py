@@ -32,6 +32,8 @@ OVERDUE = 10.0
 LEAST_BOUND_MS = 60_000.0
 BATCH_HANDICAP_MS = 30_000.0
 """Head start of interactive runs over batch runs in the line: bounded, so that batch runs do not starve."""
+CLOSED_MS = 1000.0
+"""For so long after a refusal, or until a run ends, others like it are refused without a new judgement."""
 MOST_RETRY_S = 900.0
 """Nobody is told to stay away longer: what is predicted so far ahead is not known."""
 LEAST_RETRY_S = 1.0
@@ -46,6 +48,18 @@ class Refusal:
     retry_after_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Until when new runs like one that was refused may be turned away without asking.
+
+    Each further one is told to stay away for `each_s` longer.
+    """
+
+    refusal: Refusal
+    until_ms: float
+    each_s: float
+
+
 class AdmissionControl:
     """Judges new runs and keeps the line of those that wait."""
 
@@ -55,6 +69,8 @@ class AdmissionControl:
         self.ledger = Ledger(settings, costs)
         self.tally = Tally()
         self.waiting: dict[RunKey, Account] = {}
+        self.closed: dict[tuple[str, ServiceClass], Closed] = {}
+        """Kinds, as they were named, that were refused a moment ago. Executors may read it from any thread."""
         self._steps = Bend()
         self._lost = Losses()
         self._stretch = Stretches()
@@ -90,9 +106,12 @@ class AdmissionControl:
         retry_s = min(MOST_RETRY_S, max(LEAST_RETRY_S, retry_ms / 1e3))
         return Refusal(limit, self._explain(account, limit, retry_s), retry_s)
 
-    def refuse(self, refusal: Refusal, now_ms: float) -> None:
-        """A run was refused: remember what it was told."""
+    def refuse(self, refusal: Refusal, now_ms: float, kind: str, service: ServiceClass) -> None:
+        """A run was refused: remember what it was told. Others like it need not ask for a moment."""
         self.tally.refused[refusal.reason] += 1
+        rate = self.ledger.leaving
+        each_s = min(MOST_RETRY_S, self._promises.ratio / rate / 1e3) if rate > 0 else 0.0
+        self.closed[kind, service] = Closed(refusal, now_ms + CLOSED_MS, each_s)
         self._promises.made(now_ms, refusal.retry_after_s * 1e3)
 
     def enter(self, account: Account, now_ms: float, *, asked: bool) -> bool:
@@ -113,7 +132,7 @@ class AdmissionControl:
         self._admit(account, now_ms)
         return False
 
-    def admit_waiting(self, now_ms: float) -> list[RunKey]:
+    def admit_waiting(self, now_ms: float) -> list[Account]:
         """Let in who waits, in order, as far as there is room."""
         if not self.waiting or not (self._changed or now_ms - self._checked_ms >= RECHECK_MS):
             return []
@@ -131,7 +150,7 @@ class AdmissionControl:
                 self._promises.learn(now_ms - account.arrived_ms, account.told_ms)
             del self.waiting[account.key]
             self._admit(account, now_ms)
-            admitted.append(account.key)
+            admitted.append(account)
         return admitted
 
     @property
@@ -205,6 +224,7 @@ class AdmissionControl:
                 self._compare(account, account.predicted)
         self.ledger.remove(key)
         self._changed = True
+        self.closed = {}
 
     def look_again(self, now_ms: float) -> None:
         """Count silent runs anew; those that are unlikely to come back count no more."""

@@ -36,7 +36,7 @@ def refusal(state: State, fact: TurnArrived, found: Lineage, matched_tokens: int
     refused = state.admission.judge(_proposed(state, fact, RunKey(fact.salt, fact.fresh), matched_tokens), fact.at_ms)
     if refused is None:
         return None
-    state.admission.refuse(refused, fact.at_ms)
+    state.admission.refuse(refused, fact.at_ms, fact.kind, fact.service)
     return TurnRefused(fact.turn, refused.why, refused.retry_after_s, refused.reason)
 
 
@@ -75,38 +75,40 @@ def declared(state: State, fact: RunDeclared) -> list[Action]:
     asked = parent is None or not (parent.admitted or parent.key in state.admission.ledger.accounts)
     refused = state.admission.judge(account, fact.at_ms) if asked else None
     if refused is not None:
-        state.admission.refuse(refused, fact.at_ms)
+        state.admission.refuse(refused, fact.at_ms, fact.kind, fact.service)
         return [RunRefused(fact.key, refused.why, refused.retry_after_s, refused.reason)]
     run = state.runs.ensure(fact.key, fact.parent, RunOrigin.HEADER)
     state.forget(state.runs.touch(run, fact.at_ms))
     return _enter(state, run, account, fact.at_ms, asked=asked)
 
 
-def admit_waiting(state: State, now_ms: float) -> tuple[RunKey, ...]:
+def admit_waiting(state: State, now_ms: float) -> list[Action]:
     """Let in who waits, as far as there is room."""
-    if not state.admission.waiting:
-        return ()
     state.admission.look_again(now_ms)
     admitted = state.admission.admit_waiting(now_ms)
-    for key in admitted:
+    if not admitted:
+        return []
+    keys = {account.key for account in admitted}
+    for key in keys:
         run = state.runs.get(key)
         assert run is not None, "a run that waits is remembered"
         run.admitted = True
-    if admitted:
-        for turn in state.turns.values():
-            if turn.run.key in admitted:
-                turn.record.waited_ms = now_ms - turn.fact.at_ms
-    return tuple(admitted)
+    for turn in state.turns.values():
+        if turn.run.key in keys:
+            turn.record.waited_ms = now_ms - turn.fact.at_ms
+    return [_let_in(account, waits=False) for account in admitted]
 
 
 def _enter(state: State, run: Run, account: Account, at_ms: float, *, asked: bool) -> list[Action]:
     account.parent = RunKey(run.key.salt, run.parent) if run.parent is not None else None
     waits = state.admission.enter(account, at_ms, asked=asked)
     run.admitted = not waits
-    if not asked:
-        return []
+    return [_let_in(account, waits=waits)] if asked else []
+
+
+def _let_in(account: Account, *, waits: bool) -> RunAdmitted:
     assert account.predicted is not None
-    return [RunAdmitted(run.key, waits, account.predicted.turns, account.predicted.peak_tokens)]
+    return RunAdmitted(account.key, waits, account.predicted.turns, account.predicted.peak_tokens)
 
 
 def _proposed(state: State, fact: TurnArrived, key: RunKey, matched_tokens: int) -> Account:

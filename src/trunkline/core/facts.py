@@ -127,4 +127,21 @@ class CacheReset:
     at_ms: float
 
 
-Fact = TurnArrived | StepDone | TokensForced | TurnEnded | RunDeclared | RunFinished | RunRestored | CacheReset
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePassed:
+    """Nothing happened until now. Told when the core asked for it (`Core.due_ms`)."""
+
+    at_ms: float
+
+
+Fact = (
+    TurnArrived
+    | StepDone
+    | TokensForced
+    | TurnEnded
+    | RunDeclared
+    | RunFinished
+    | RunRestored
+    | CacheReset
+    | TimePassed
+)

@@ -57,6 +57,15 @@ class Core:
 
     def handle(self, fact: Fact) -> list[Action]:
         """Take in one fact. Facts that no correct executor reports raise AssertionError."""
+        actions = self._handled(fact)
+        return [*actions, *entrance.admit_waiting(self.state, fact.at_ms)] if self.state.admission.waiting else actions
+
+    @property
+    def due_ms(self) -> float:
+        """When the core wants to be told that time has passed, if nothing else happens (infinity: never)."""
+        return self.state.admission.due_ms
+
+    def _handled(self, fact: Fact) -> list[Action]:
         runs = self.state.runs
         match fact:
             case TurnArrived():
@@ -163,13 +172,12 @@ class Core:
         ledger = Ledger()
         if self.state.checkpoints:
             self._save_states(ledger, now_ms)
-        admitted = entrance.admit_waiting(self.state, now_ms)
         self._place_queued(ledger, now_ms)
         placed = [turn for turn in self.state.turns.values() if turn.slot is not None]
         step = self.state.scheduler.step(placed, now_ms, short_step_due=self._short_step_due(now_ms))
         moves, deaths = tuple(ledger.moves), tuple(ledger.deaths)
         repeat = 1 if moves else self._repeat(step, placed, now_ms)
-        plan = StepPlan(self._next_plan, now_ms, moves, step.calls, deaths, step.predicted_ms, repeat, admitted)
+        plan = StepPlan(self._next_plan, now_ms, moves, step.calls, deaths, step.predicted_ms, repeat)
         if plan.moves or plan.calls:
             self._next_plan += 1
             self._plan = (plan, step)

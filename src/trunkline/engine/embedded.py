@@ -13,6 +13,7 @@ import numpy as np
 
 from trunkline.core.facts import RunRestored
 from trunkline.core.types import CoreSettings, Ints, RunKey, RunOrigin
+from trunkline.engine.entry import Door
 from trunkline.engine.generation import Generation
 from trunkline.engine.grammar import Grammars, Guide
 from trunkline.engine.history import History
@@ -32,6 +33,7 @@ from trunkline.wire.turns import (
     Ended,
     Failed,
     ModelInfo,
+    RunHint,
     RunPlan,
     TurnEvent,
     TurnRequest,
@@ -68,6 +70,7 @@ class EmbeddedEngine:
         )
         self._choosers = choosers
         self._turn_ids = itertools.count(1)
+        self._door = Door()
         self._last_courier: Courier | None = None
 
     @property
@@ -168,6 +171,10 @@ class EmbeddedEngine:
             self._last_courier = Courier(loop)
         return self._last_courier
 
+    def turned_away(self, salt: str, hint: RunHint, kind: str) -> Failed | None:
+        """Why a request that surely begins a run need not be rendered; None: it has to be judged."""
+        return self._door.ask(self._loop.state, salt, hint, kind, now_ms())
+
     async def declare_run(self, key: RunKey, plan: RunPlan) -> Admitted | Failed:
         """Let a run in before its first turn, or not."""
         here = asyncio.get_running_loop()
@@ -194,7 +201,7 @@ class EmbeddedEngine:
 
     def gauges(self) -> Mapping[str, float]:
         """Figures of the latest step."""
-        return self._loop.gauges
+        return {**self._loop.gauges, "runs_turned_away_total": self._door.turned_away}
 
 
 class Courier:

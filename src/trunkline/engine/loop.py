@@ -15,11 +15,13 @@ from trunkline.core.facts import (
     RunFinished,
     RunRestored,
     StepDone,
+    TimePassed,
     TokensForced,
     TurnArrived,
     TurnEnded,
 )
 from trunkline.core.policy import Core
+from trunkline.core.state import State
 from trunkline.core.turns import Phase
 from trunkline.core.types import CoreSettings, EndReason, Prompt, RunKey, TurnId, TurnRecord
 from trunkline.engine.apply import Applier
@@ -66,7 +68,7 @@ class EngineLoop:
         self._node = node
         self._sink = sink
         self._journal = journal
-        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._live: dict[TurnId, LiveTurn] = {}
         self._ended: list[tuple[LiveTurn, EndReason]] = []
         self._forced: list[tuple[TurnId, int]] = []
@@ -89,6 +91,11 @@ class EngineLoop:
         self._inbox.put(self._stop)
         if self._thread.is_alive():
             self._thread.join()
+
+    @property
+    def state(self) -> State:
+        """What decisions rest on. Other threads may take single looks at it."""
+        return self._core.state
 
     @property
     def alive(self) -> bool:
@@ -141,6 +148,8 @@ class EngineLoop:
 
     def _turn_the_wheel(self) -> None:
         self._receive()
+        if now_ms() >= self._core.due_ms:
+            self._tell(TimePassed(at_ms=now_ms()))
         plan = self._plan()
         if plan.moves or plan.calls:
             self._apply(plan)
@@ -266,10 +275,7 @@ class EngineLoop:
         )
 
     def _declare(self, key: RunKey, plan: RunPlan, answer: Callable[[Admitted | Failed], None]) -> None:
-        if self._stopping:
-            answer(SHUTTING_DOWN)
-            return
-        answer(verdict(self._tell(declared(now_ms(), key, plan))))
+        answer(SHUTTING_DOWN if self._stopping else verdict(self._tell(declared(now_ms(), key, plan))))
 
     def _abort(self, turn: TurnId) -> None:
         live = self._live.get(turn)

@@ -93,6 +93,8 @@ def chat_turn(
     asked_tokens = _max_tokens(body)
     salt = salt_of(scope, body.cache_salt)
     quiet = gateway.noise.settle(salt, body.messages, body.tools)
+    kind = kind_of(quiet.messages, quiet.tools)
+    gateway.let_in(salt, hint, kind)
     wanted = read_wanted(gateway, body, quiet.tools)
     text = render(
         executor,
@@ -117,7 +119,7 @@ def chat_turn(
         stop_tokens=end_tokens,
         logprobs=logprobs,
         normalized=quiet.normalized,
-        kind=kind_of(quiet.messages, quiet.tools),
+        kind=kind,
         constraint=answer.constraint,
         show_control=answer.show_control,
     )

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from trunkline.core.types import RunKey
-from trunkline.gateway.errors import Unavailable
+from trunkline.gateway.errors import ExecutorFailed, Unavailable
 from trunkline.gateway.executor import Executor
 from trunkline.gateway.flights import Flights
 from trunkline.gateway.identity import scope_of
@@ -15,6 +15,7 @@ from trunkline.gateway.responses.store import ResponseStore
 from trunkline.gateway.settings import GatewaySettings
 from trunkline.gateway.tools.checks import Checks
 from trunkline.gateway.tools.memory import CallMemory
+from trunkline.wire.turns import RunHint
 
 
 class ActiveRuns:
@@ -75,3 +76,9 @@ class Gateway:
         waiting_for = self.executor.ready()
         if waiting_for is not None:
             raise Unavailable(f"Not ready: {waiting_for}. /health turns 200 once it is.", retry_after_s=1)
+
+    def let_in(self, salt: str, hint: RunHint, kind: str) -> None:
+        """Raise `ExecutorFailed` for a request that surely begins a run which is not let in now."""
+        refused = self.executor.turned_away(salt, hint, kind)
+        if refused is not None:
+            raise ExecutorFailed(refused)

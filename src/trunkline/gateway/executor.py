@@ -10,6 +10,7 @@ from trunkline.wire.turns import (
     ConstraintError,
     Failed,
     ModelInfo,
+    RunHint,
     RunPlan,
     TemplateError,
     TurnEvent,
@@ -57,6 +58,12 @@ class Executor(Protocol):
         A turn that ended has its row in the records' sink before `Ended` is emitted (also if nobody iterates any more).
 
         Closing the iterator early (`aclose`, cancellation) aborts the turn and frees its place within a step.
+        """
+
+    def turned_away(self, salt: str, hint: RunHint, kind: str) -> Failed | None:
+        """Asked before a prompt is rendered: why it need not be, because it surely begins a run that is not let in.
+
+        None where that is not certain. Never blocks.
         """
 
     async def declare_run(self, key: RunKey, plan: RunPlan) -> Admitted | Failed:

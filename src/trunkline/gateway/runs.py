@@ -20,7 +20,7 @@ from trunkline.gateway.meta import json_response
 from trunkline.gateway.params import int_in_range
 from trunkline.wire.openai import DeclareRunBody
 from trunkline.wire.records import AdmissionRow, RunList, RunView
-from trunkline.wire.turns import Failed, RunPlan
+from trunkline.wire.turns import Failed, RunHint, RunPlan
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
@@ -61,6 +61,7 @@ class Runs:
         exists = RunExists(f"The run {run!r} exists already; send its turns with `X-Trunkline-Run: {run}`.", param="id")
         if await asyncio.to_thread(self._gateway.records.locate, scope, run) == key:
             raise exists
+        self._gateway.let_in(key.salt, RunHint(run=run, parent=body.parent, service=plan.service), "")
         admitted = await self._gateway.executor.declare_run(key, plan)
         if isinstance(admitted, Failed):
             raise ExecutorFailed(admitted)

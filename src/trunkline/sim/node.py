@@ -17,6 +17,7 @@ from trunkline.core.facts import (
     RunFinished,
     RunRestored,
     StepDone,
+    TimePassed,
     TurnArrived,
     TurnEnded,
 )
@@ -166,6 +167,8 @@ class Node:
         assert self.step is None
         if not self.live:
             return None
+        if now_ms >= self.core.due_ms:
+            self._tell(TimePassed(at_ms=now_ms))
         plan = self.core.plan(now_ms)
         self.deaths += len(plan.deaths)
         if not plan.moves and not plan.calls:
