@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from trunkline.core.accounts import Account, Footprint, Ledger
 from trunkline.core.closed_loop import Engine, Mix, lost_share, pace
-from trunkline.core.corrections import Bend, Losses, Promises, Stretches, Tally
+from trunkline.core.corrections import Losses, Promises, StepTimes, Stretches, Tally
 from trunkline.core.digest import EMPTY, extended
 from trunkline.core.habits import Kinds
 from trunkline.core.predict import CostModel
@@ -25,6 +25,8 @@ KIND_SYMBOLS = 64
 """A run whose kind is not named is of the kind of those whose first prompts begin with the same symbols."""
 REMEMBERED = 64
 """Runs, and short steps, whose observed pace corrects the prediction."""
+OBSERVED_TURNS = 4
+"""Every so many turns, and at its end, a run's stretch corrects the model."""
 RECHECK_MS = 500.0
 """The line is looked at again when a run ended, and this often besides."""
 OVERDUE = 10.0
@@ -71,7 +73,7 @@ class AdmissionControl:
         self.waiting: dict[RunKey, Account] = {}
         self.closed: dict[tuple[str, ServiceClass], Closed] = {}
         """Kinds, as they were named, that were refused a moment ago. Executors may read it from any thread."""
-        self._steps = Bend()
+        self._steps = StepTimes(costs)
         self._lost = Losses()
         self._stretch = Stretches()
         self._short_ms: deque[float] = deque(maxlen=REMEMBERED)
@@ -233,7 +235,7 @@ class AdmissionControl:
 
     def saw_decode(self, sequences: int, context_tokens: float, ms: float) -> None:
         """A decode call was measured."""
-        self._steps.saw(sequences, ms / max(1e-9, self._costs.decode_ms(sequences, round(context_tokens))))
+        self._steps.saw(sequences, context_tokens, ms)
 
     def _learn(self, account: Account, record: TurnRecord, waited_ms: float, now_ms: float) -> None:
         prompt, out = record.prompt_tokens, record.completion_tokens
@@ -242,7 +244,7 @@ class AdmissionControl:
         slices = self._settings.max_slice_tokens
         reused = min(record.reusable_tokens, prompt - 1)
         ideal = self._costs.prefill_whole_ms(prompt - reused, reused, slices)
-        ideal += max(0, out - 1) * self._decode_ms(1, prompt)
+        ideal += max(0, out - 1) * self._steps.ms(1, prompt)
         spent = max(0.0, now_ms - record.arrived_ms - waited_ms)
         account.spent_ms += max(spent, ideal)
         account.ideal_ms += ideal
@@ -254,7 +256,7 @@ class AdmissionControl:
             account.modelled.saw(pace(mixes[0], self._engine).stretch)
         if mixes and account.turns and record.reusable_tokens:
             self._lost.saw(lost_share(mixes[0], self._engine), 1.0 - record.cached_tokens / record.reusable_tokens)
-        if account.turns % 8 == 7:
+        if account.turns % OBSERVED_TURNS == OBSERVED_TURNS - 1:
             self._observe(account)
 
     def gauges(self) -> dict[str, float]:
@@ -270,7 +272,7 @@ class AdmissionControl:
     def _observe(self, account: Account) -> None:
         """Correct the model by how far a run is from its ideal, against what the model said meanwhile."""
         if account.ideal_ms > 0 and account.modelled.count:
-            self._stretch.saw(account.spent_ms / account.ideal_ms, account.modelled.value)
+            self._stretch.saw(account.key, account.spent_ms / account.ideal_ms, account.modelled.value)
 
     def _compare(self, account: Account, predicted: Footprint) -> None:
         self.tally.ended += 1
@@ -282,10 +284,7 @@ class AdmissionControl:
     @property
     def _engine(self) -> Engine:
         settings = self._settings
-        return Engine(settings.slots, settings.host_bytes / settings.bytes_per_token, self._decode_ms, self._lost.times)
-
-    def _decode_ms(self, sequences: int, context_tokens: int) -> float:
-        return self._costs.decode_ms(sequences, context_tokens) * self._steps.of(sequences)
+        return Engine(settings.slots, settings.host_bytes / settings.bytes_per_token, self._steps.ms, self._lost.times)
 
     # --- the decision -------------------------------------------------------------------------------------------
 

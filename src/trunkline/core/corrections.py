@@ -1,10 +1,11 @@
 """How predictions compare with what happened, and what is made of the difference."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from trunkline.core.habits import Mean
-from trunkline.core.types import RefusalReason
+from trunkline.core.predict import CostModel
+from trunkline.core.types import RefusalReason, RunKey
 
 REMEMBERED = 64
 """Runs whose stretch corrects the prediction."""
@@ -13,22 +14,37 @@ FLOOR = 0.1
 MOST_CORRECTION = 8.0
 WORST_LOSS = 8.0
 NINE_IN_TEN = 0.9
+STEP_WEIGHT = 0.02
 
 
-class Bend:
-    """How far decode calls of so many sequences are from the straight line that predicts them."""
+class StepTimes:
+    """Decode calls as they were measured, by how many turns they served; the cost model says what the context adds.
 
-    def __init__(self) -> None:
-        self._times: dict[int, float] = {}
+    The cost model is a straight line through the last few dozen calls, which is what the next step needs. A loop at
+    another load needs what was measured there, however long ago.
+    """
 
-    def saw(self, sequences: int, times: float) -> None:
-        """A call took `times` its prediction."""
-        before = self._times.get(sequences, 1.0)
-        self._times[sequences] = before + 0.02 * (min(4.0, times) - before)
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+        self._seen: dict[int, tuple[float, float]] = {}
 
-    def of(self, sequences: int) -> float:
-        """The factor that corrects a prediction."""
-        return self._times.get(sequences, 1.0)
+    def saw(self, sequences: int, context_tokens: float, ms: float) -> None:
+        """A call was measured."""
+        before_ms, before_context = self._seen.get(sequences, (ms, context_tokens))
+        at_most = min(ms, 4.0 * before_ms)  # a stall is not what steps take
+        self._seen[sequences] = (
+            before_ms + STEP_WEIGHT * (at_most - before_ms),
+            before_context + STEP_WEIGHT * (context_tokens - before_context),
+        )
+
+    def ms(self, sequences: int, context_tokens: int) -> float:
+        """Expected milliseconds, from the nearest number of turns that was measured."""
+        line_ms = self._costs.decode_ms(sequences, context_tokens)
+        if not self._seen:
+            return line_ms
+        nearest = min(self._seen, key=lambda count: (abs(count - sequences), count))
+        seen_ms, seen_context = self._seen[nearest]
+        return max(0.1 * line_ms, line_ms + seen_ms - self._costs.decode_ms(nearest, round(seen_context)))
 
 
 class Losses:
@@ -58,14 +74,18 @@ class Stretches:
     """How far the slowest tenth of runs is from its ideal, against what the model says of the mean run."""
 
     def __init__(self) -> None:
-        self._ratios: deque[float] = deque(maxlen=REMEMBERED)
+        self._ratios: OrderedDict[RunKey, float] = OrderedDict()
+        """Of the runs that were seen last; each counts once, so that fast ones do not outvote the slow."""
         self.correction = 1.0
 
-    def saw(self, stretch: float, modelled: float) -> None:
-        """A run has had this stretch, while the model says that."""
+    def saw(self, run: RunKey, stretch: float, modelled: float) -> None:
+        """A run has had this stretch so far, while the model said that."""
         excess = max(0.0, stretch - 1.0) + FLOOR
-        self._ratios.append(min(MOST_CORRECTION, excess / (modelled - 1.0 + FLOOR)))
-        ordered, seen = sorted(self._ratios), len(self._ratios)
+        self._ratios[run] = min(MOST_CORRECTION, excess / (modelled - 1.0 + FLOOR))
+        self._ratios.move_to_end(run)
+        if len(self._ratios) > REMEMBERED:
+            self._ratios.popitem(last=False)
+        ordered, seen = sorted(self._ratios.values()), len(self._ratios)
         slow = ordered[min(seen - 1, int(seen * NINE_IN_TEN))]
         self.correction = (slow * seen + 4.0) / (seen + 4.0)
 

@@ -27,7 +27,10 @@ GAP_BUCKETS = 18
 PRIOR_GAPS = 4.0
 """Gaps that the prior, or everyone's, are worth."""
 STEP = 0.05
-"""Weight of the latest value in a mean: about the last 20 count."""
+"""Weight of the latest value in a run's mean: about the last 20 count."""
+KIND_STEP = 0.02
+EVERYONES_STEP = 0.005
+"""Of a kind's mean, and of everyone's: answers and gaps have heavy tails, and what is let in stays in."""
 MOST_KINDS = 256
 OWN_WEIGHT = 3.0
 """Values of a run's own that are worth as much as its kind's."""
@@ -36,20 +39,22 @@ OWN_WEIGHT = 3.0
 class Mean:
     """A running mean that forgets slowly."""
 
-    __slots__ = ("count", "value")
+    __slots__ = ("_step", "count", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, step: float = STEP) -> None:
+        """`step`: weight of the latest value."""
+        self._step = step
         self.count = 0
         self.value = 0.0
 
     def saw(self, value: float) -> None:
         """Learn one value."""
         self.count += 1
-        self.value += max(STEP, 1.0 / self.count) * (value - self.value)
+        self.value += max(self._step, 1.0 / self.count) * (value - self.value)
 
     def toward(self, other: float, weight: float) -> float:
         """The mean, pulled toward `other` as if that had been seen `weight` times."""
-        seen = min(self.count, 1.0 / STEP)
+        seen = min(self.count, 1.0 / self._step)
         return (self.value * seen + other * weight) / (seen + weight)
 
 
@@ -173,7 +178,7 @@ class Kind:
         self._parent = parent
         self.endings: Endings = Endings(parent.endings if parent else None)
         self.gaps: Gaps = Gaps(parent.gaps if parent else None)
-        self.means = {name: Mean() for name in PRIORS}
+        self.means = {name: Mean(KIND_STEP if parent else EVERYONES_STEP) for name in PRIORS}
 
     def saw(self, name: str, value: float) -> None:
         """Learn one value of a quantity in `PRIORS`."""
