@@ -2,8 +2,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+COMPAT := .venv-compat
+COMPAT_STAMP := $(COMPAT)/.installed
 
-.PHONY: install demo serve test sim-hours check bench clean
+.PHONY: install demo serve test test-compat sim-hours check bench clean
 
 install: $(STAMP)
 
@@ -28,6 +30,17 @@ check: install
 
 test: check
 	$(BIN)/pytest
+	$(MAKE) test-compat
+
+test-compat: $(STAMP) $(COMPAT_STAMP)
+	$(COMPAT)/bin/python -m pytest -c tests/compat/pytest.ini tests/compat --server-python $(BIN)/python
+
+$(COMPAT_STAMP): pyproject.toml tests/compat/constraints.txt
+	$(PYTHON) -m venv $(COMPAT)
+	$(COMPAT)/bin/pip install --quiet --upgrade pip
+	@echo "Installing the clients that are tested, apart from the server; this takes a minute."
+	$(COMPAT)/bin/pip install --quiet --group compat --constraint tests/compat/constraints.txt
+	@touch $(COMPAT_STAMP)
 
 sim-hours: install
 	$(BIN)/python -m tests.sim.chaos --first 1000
@@ -36,4 +49,4 @@ bench: install
 	$(BIN)/python benchmarks/all.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(COMPAT) .mypy_cache .ruff_cache .pytest_cache .hypothesis

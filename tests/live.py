@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,12 +26,15 @@ class LiveServer:
         self.log = log
 
 
+SERVE = (sys.executable, "-m", "trunkline.cli", "serve")
+
+
 @contextmanager
-def live_server(data_dir: Path, *arguments: str) -> Iterator[LiveServer]:
-    """Serve on a free port with records in `data_dir`, until the block ends. `arguments` go to `trunkline serve`."""
+def live_server(data_dir: Path, *arguments: str, serve: Sequence[str] = SERVE) -> Iterator[LiveServer]:
+    """Serve on a free port with records in `data_dir`, until the block ends. `arguments` go to the command `serve`."""
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / "server.log"
-    command = [sys.executable, "-m", "trunkline.cli", "serve", "--port", "0", "--data-dir", str(data_dir), *arguments]
+    command = [*serve, "--port", "0", "--data-dir", str(data_dir), *arguments]
     with log.open("a") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ)
     try:

@@ -3,7 +3,7 @@
 import argparse
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from trunkline.engine.errors import EngineError
 from trunkline.engine.memory import FlashAttention, Slots
 from trunkline.engine.model import Model, load_model
 from trunkline.engine.quantize import default_model
+from trunkline.engine.sampling import Choosers, Sampler
 from trunkline.engine.threads import Threads
 from trunkline.gateway.app import build_app
 from trunkline.gateway.records import RunRecords
@@ -136,8 +137,8 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def serve(args: argparse.Namespace) -> int:
-    """Load a model and serve it until a signal."""
+def serve(args: argparse.Namespace, choosers: Callable[[Model], Choosers] = lambda _: Sampler) -> int:
+    """Load a model and serve it until a signal. `choosers` makes what chooses the model's tokens."""
     logging.basicConfig(level=logging.INFO, format="trunkline: %(message)s", stream=sys.stderr)
     settings = config.load(_given(args), args.config)
     records = RunRecords(config.data_dir(settings) / RECORDS_FILE)
@@ -151,7 +152,9 @@ def serve(args: argparse.Namespace) -> int:
         warm_up(slots, model.n_vocab)
         journal = _journal(settings.decision_log, core)
         name = settings.model_name or (path.stem if settings.model else "smollm2-135m-instruct")
-        engine = EmbeddedEngine(model, slots, core, name=name, sink=records.turn, journal=journal)
+        engine = EmbeddedEngine(
+            model, slots, core, name=name, sink=records.turn, journal=journal, choosers=choosers(model)
+        )
         for run in records.all_open_runs():
             engine.restore_run(
                 RunKey(run.salt, run.run),

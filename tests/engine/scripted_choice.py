@@ -18,7 +18,7 @@ import numpy as np
 
 from trunkline.core.types import Ints
 from trunkline.engine.sampling import NO_IDS, Logits, SamplingError
-from trunkline.engine.tokens import Vocabulary
+from trunkline.engine.tokens import TEXT, Vocabulary
 from trunkline.wire.turns import Sampling
 
 
@@ -33,6 +33,10 @@ class ScriptedChoice:
         for token, piece in enumerate(vocabulary.pieces):
             if piece:
                 self._tokens.setdefault(piece, []).append(token)
+        for piece, same in self._tokens.items():
+            if len(same) > 1:  # a letter and its byte token: the tokenizer's own choice comes first
+                own = vocabulary.tokenize_fragment(piece, TEXT).tolist()
+                same.sort(key=lambda token: [token] != own)
         self._longest = max(map(len, self._tokens))
         self.prompts: list[str] = []
         """The prompts so far, in the order in which their turns began."""
