@@ -242,6 +242,27 @@ def test_a_prompt_that_the_run_wrote_itself_is_a_branch(engine: FakeEngine, word
     assert (record.relation, run_of(engine, record).parent) == (Relation.BRANCH, first.run.run)
 
 
+def test_a_prompt_that_the_run_wrote_is_a_branch_though_it_has_the_runs_tools(engine: FakeEngine, words: Words) -> None:
+    tools = words(300)
+    first = play(engine, words, turns=2, start=[*SYSTEM, *tools, *TASK])
+    record = engine.serve([*words(60), *tools, *answers(engine, first.run)])
+    assert (record.relation, run_of(engine, record).parent) == (Relation.BRANCH, first.run.run)
+
+
+def test_each_of_many_prompts_that_one_answer_wrote_is_a_branch(engine: FakeEngine, words: Words) -> None:
+    first = engine.serve([*SYSTEM, *TASK], length=400)
+    answer = engine.histories[first.run.run][-400:]
+    for part in (answer[at : at + 80] for at in range(0, 400, 80)):
+        record = engine.serve([*words(60), *part])
+        assert (record.relation, run_of(engine, record).parent) == (Relation.BRANCH, first.run.run)
+
+
+def test_an_agent_that_changes_its_role_and_keeps_its_task_is_the_same_run(engine: FakeEngine, words: Words) -> None:
+    first = engine.serve([*SYSTEM, *TASK], length=ANSWER)
+    record = engine.serve([*words(60), *TASK, *answers(engine, first.run), *words()])
+    assert record.run == first.run
+
+
 # --- rewritten ----------------------------------------------------------------------------------------------------
 
 

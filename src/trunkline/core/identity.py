@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from trunkline.core.facts import TurnArrived
-from trunkline.core.landmarks import TOLD, WINDOW, Landmarks
+from trunkline.core.landmarks import TASK, TOLD, WINDOW, Landmarks
 from trunkline.core.prefix import Match, Node, common_ancestor
 from trunkline.core.runs import Run, RunTable
 from trunkline.core.types import NodeId, Prompt, Relation, RunKey
@@ -178,7 +178,7 @@ class _Judge:
         for key, turns in sorted(quoted.items(), key=lambda item: (-len(item[1]), item[0])):
             run = self.runs.get(key)
             if run is not None and self._allowed(run):
-                found = self._by_text_of(run, Counter(turn for turn in turns if turn != TOLD))
+                found = self._by_text_of(run, Counter(turn for turn in turns if turn > TOLD))
                 if found is not None:
                     return found
         return None
@@ -186,14 +186,14 @@ class _Judge:
     def _by_text_of(self, run: Run, turns: Counter[int]) -> Lineage | None:
         told, said = self._told(run), turns.total()
         if said >= ENOUGH:
-            own = told > 0 or self._keeps_own(run) or sum(count >= ENOUGH for count in turns.values()) > 1
+            own = TASK in told or self._keeps_own(run) or sum(count >= ENOUGH for count in turns.values()) > 1
             summed_up = said >= PLENTY and self._tokens <= SHRUNK * _history_tokens(run) and self._keeps_head(run)
             if (own or summed_up) and not run.in_flight:
                 return self._rewritten(run, said)
             if said >= PLENTY:
                 return Lineage(Relation.BRANCH, None, run.key.run, self.match.tokens, said)
-        if told >= ENOUGH and run.first is not None and self._tokens <= SIDE * run.first.end:
-            return self._side_call(told)
+        if len(told) >= ENOUGH and run.first is not None and self._tokens <= SIDE * run.first.end:
+            return self._side_call(len(told))
         return None
 
     def _rewritten(self, run: Run, said: int) -> Lineage:
@@ -261,8 +261,9 @@ class _Judge:
         """The passages, by turn, that the run said after turn `after`."""
         return [turn for turn in self._quotes().get(run.key, ()) if turn > after]
 
-    def _told(self, run: Run) -> int:
-        return self._quotes().get(run.key, []).count(TOLD)
+    def _told(self, run: Run) -> list[int]:
+        """A mark, `TOLD` or `TASK`, for each passage that the run was told."""
+        return [mark for mark in self._quotes().get(run.key, ()) if mark <= TOLD]
 
     # --- by name, and by what was remembered --------------------------------------------------------------------
 

@@ -16,9 +16,14 @@ from trunkline.core.types import Ints, RunKey
 
 WINDOW = 12
 KEEP_BITS = 2
-MOST_CLAIMED, MOST_LOOKUPS = 32, 8192
+MOST_CLAIMED, MOST_LOOKUPS = 128, 8192
 """Longer texts are kept, and looked up, by sparser selections, each a part of the denser ones."""
-TOLD = -1
+TOLD, TASK = -1, -2
+TOLD_SYMBOLS, TASK_SYMBOLS = 4096, 32
+"""Of what was new in a run's first prompt, so much is remembered from the front as told, and from the end as its task.
+
+Tools and instructions, in front, are told to its sub-agents too; a task is its own.
+"""
 
 U64 = np.uint64
 STEP = 0xD1342543DE82EF95
@@ -27,7 +32,7 @@ _BY_1, _BY_2, _BY_4 = (U64(pow(STEP, power, 2**64)) for power in (1, 2, 4))
 
 
 class _Owner(NamedTuple):
-    """`turn` is the turn that said it, or `TOLD`."""
+    """`turn` is the turn that said it, or `TOLD` or `TASK`."""
 
     run: RunKey
     turn: int
@@ -51,10 +56,11 @@ class Landmarks:
 
     def told(self, run: RunKey, symbols: Ints) -> None:
         """The run began with `symbols`, which nobody had sent before."""
-        self._claim(_Owner(run, TOLD), symbols)
+        self._claim(_Owner(run, TASK), symbols[-TASK_SYMBOLS:])
+        self._claim(_Owner(run, TOLD), symbols[:TOLD_SYMBOLS])
 
     def quoted(self, salt: str, symbols: Ints) -> dict[RunKey, list[int]]:
-        """Whose passages are in `symbols`: by run, the turn of each (`TOLD` for what the run was told)."""
+        """Whose passages are in `symbols`: by run, the turn of each (`TOLD` or `TASK` for what it was told)."""
         found: dict[RunKey, list[int]] = {}
         if not self._owners or len(symbols) < WINDOW:
             return found
@@ -69,7 +75,7 @@ class Landmarks:
             return
         for passage in _passages(symbols, self._seed(owner.run.salt), MOST_CLAIMED):
             known = self._owners.pop(passage, owner)
-            if known is not None and known.run != owner.run and (known.turn == TOLD) == (owner.turn == TOLD):
+            if known is not None and known.run != owner.run and (known.turn < 0) == (owner.turn < 0):
                 known = None
             self._owners[passage] = known
         while len(self._owners) > self._keep:

@@ -16,8 +16,6 @@ from trunkline.core.types import EndReason, Miss, MissReason, RefusalReason, Rel
 
 SHOWN_SYMBOLS = 16
 """How many symbols of each side are kept where a prompt leaves its run's history."""
-TOLD_SYMBOLS = 4096
-"""Of a run's first prompt, so much of what is new in it is remembered by its passages."""
 
 
 def arrive(state: State, fact: TurnArrived) -> list[Action]:
@@ -149,7 +147,7 @@ def _begin(state: State, fact: TurnArrived, run: Run, leaf: Node, match: Match, 
         run.known_tokens = match.tokens
     if run.turns == 0 and found.relation is not Relation.SIDE_CALL:
         at = match.last.last_symbol + match.inside
-        state.landmarks.told(run.key, fact.prompt.symbols[at : at + TOLD_SYMBOLS])
+        state.landmarks.told(run.key, fact.prompt.symbols[at:])
     digest = _digest(run, fact, match)
     record.digest = str(digest)
     state.runs.set_finished(run, False)
