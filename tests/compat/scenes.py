@@ -70,8 +70,5 @@ def _cues(text: str) -> list[str]:
 
 def _last(messages: Sequence[tuple[str, str]]) -> str:
     """The text before the answer, in one line; of tool results the results alone."""
-    text = messages[-2][1]
-    results = RESULT.findall(text) or [
-        text.removeprefix("Observation:")
-    ]  # smolagents' word for them, and a stop string
-    return " ".join(" ".join(results).split())
+    text = messages[-2][1].removeprefix("Observation:")  # smolagents' word for results, and its stop string
+    return " ".join(" ".join(RESULT.findall(text) or [text]).split())
