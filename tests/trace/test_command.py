@@ -195,3 +195,14 @@ def test_every_command_explains_itself_and_the_formats(command: str, capsys: pyt
     shown = capsys.readouterr().out
     assert "tau_bench" in shown
     assert "usage: trunkline trace" in shown
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(
+    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def closed(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", closed)
+    assert trace("stats", source) == 0
+    assert capsys.readouterr().err == ""

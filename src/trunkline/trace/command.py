@@ -106,10 +106,10 @@ def _explained(run: Callable[[argparse.Namespace], int], args: argparse.Namespac
     """What cannot be done with a trace is told with its name."""
     try:
         return run(args)
-    except TraceError:
+    except (TraceError, BrokenPipeError):  # a reader that has seen enough (`| head`) is no error of the trace's
         raise
     except (ValueError, OSError) as error:
-        raise TraceError(getattr(args, "source", args.out), None, str(error)) from error
+        raise TraceError(args.source if "source" in args else args.out, None, str(error)) from error
 
 
 def _import(args: argparse.Namespace) -> int:
