@@ -1,11 +1,12 @@
 """Writes Weka sessions as harnesses read them: whole `hash_ids` a request, made small enough for a small model.
 
-    python benchmarks/to_weka.py SRC OUT --by 16 --output-by 8 --max-context 8192 --runs 4 [--id ID] [--lines]
+    python benchmarks/to_weka.py SRC OUT --by 16 --output-by 8 --max-context 8192 --runs 4 [--id ID] [--form requests]
 
 SRC is a file of delta records or of whole sessions, or a folder of them. OUT becomes a folder with one JSON file a
-session, as AgentX and aiperf read it (`weka_trace`), or with `--lines` one file of JSON lines, as guidellm does
-(`kind=weka`). Sizes are divided and block ids kept, so every shared prefix stays exactly as shared as it was. All else
-is as recorded.
+session, as AgentX and aiperf read it (`weka_trace`); with `--form lines` one file of JSON lines, as guidellm does
+(`kind=weka`); with `--form requests` one request a line in order of time, as vLLM does (`timed_trace`): all sessions
+from time 0, no block id in two of them, no sub-agents. Sizes are divided and block ids kept, so every shared prefix
+stays exactly as shared as it was. All else is as recorded.
 """
 
 import argparse
@@ -21,6 +22,8 @@ from trunkline.wire.traces import TraceError, read_lines, spread, trace_files
 
 Record = dict[str, Any]
 DELTA = ("keep", "add")
+APART = 1 << 20
+"""More blocks than any session has."""
 
 
 def sessions(path: Path) -> Iterator[Record]:
@@ -76,6 +79,17 @@ def shrink(session: Record, by: int, output_by: int) -> Record:
     )
 
 
+def flat(sessions: Sequence[Record]) -> list[Record]:
+    """The main agents' requests of all sessions by time; block ids of session n are shifted by n * `APART`."""
+    rows = [
+        request | {"hash_ids": [APART * number + block for block in request["hash_ids"]]}
+        for number, session in enumerate(sessions)
+        for request in session["requests"]
+        if request["type"] != "subagent"
+    ]
+    return sorted(rows, key=lambda row: float(row["t"]))
+
+
 def longest(requests: Sequence[Record]) -> int:
     """Tokens of the longest turn, prompt and output, sub-agents included."""
     inner = (
@@ -101,13 +115,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--id", action="append", default=[], help="this session; may be repeated")
     parser.add_argument("--runs", type=int, help="at most this many sessions")
-    parser.add_argument("--lines", action="store_true", help="one file of JSON lines, not a folder")
+    parser.add_argument("--form", choices=["folder", "lines", "requests"], default="folder", help="see above")
     args = parser.parse_args(argv)
     named = (session for session in sessions(args.source) if not args.id or session["id"] in args.id)
     small = (shrink(session, args.by, args.output_by) for session in named)
     kept = list(islice((session for session in small if longest(session["requests"]) <= args.max_context), args.runs))
-    if args.lines:
-        args.out.write_bytes(b"".join(msgspec.json.encode(session) + b"\n" for session in kept))
+    if args.form != "folder":
+        rows = kept if args.form == "lines" else flat(kept)
+        args.out.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     else:
         args.out.mkdir(parents=True, exist_ok=True)
         for session in kept:

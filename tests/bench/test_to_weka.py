@@ -79,10 +79,21 @@ def test_every_request_says_all_its_blocks_and_keeps_its_kinds(source: Path, tmp
 
 
 def test_lines_and_whole_files_convert_alike(source: Path, tmp_path: Path) -> None:
-    convert(source, tmp_path / "lines.jsonl", "--lines", "--by", 1, "--output-by", 1, "--max-context", 100_000)
+    convert(source, tmp_path / "lines.jsonl", "--form", "lines", "--by", 1, "--output-by", 1, "--max-context", 100_000)
     (tmp_path / "pretty").mkdir()
     for line in (tmp_path / "lines.jsonl").read_text().splitlines():
         session = json.loads(line)
         (tmp_path / "pretty" / f"{session['id']}.json").write_text(json.dumps(session, indent=1))
     convert(tmp_path / "pretty", tmp_path / "again", "--runs", 1)
     assert list(read_weka(tmp_path / "again")) == [run for run in smaller(source) if run.id != "long"]
+
+
+def test_requests_come_by_time_and_share_blocks_inside_their_session_only(source: Path, tmp_path: Path) -> None:
+    twin = DELTA | {"id": "b", "requests": [request(5.0, 150, keep=0, add=[[1, 2]])]}
+    source.write_text("".join(json.dumps(session) + "\n" for session in (DELTA, twin)))
+    convert(source, tmp_path / "out.jsonl", "--form", "requests")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(row["t"], row["in"]) for row in rows] == [(0.0, 13), (5.0, 9), (10.0, 20), (20.0, 9)]
+    first, other, second, third = (set(row["hash_ids"]) for row in rows)
+    assert first & second & third
+    assert not other & (first | second | third)
