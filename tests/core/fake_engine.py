@@ -66,6 +66,7 @@ class FakeEngine:
         final: bool = False,
         logprobs: bool = False,
         forced: Sequence[int] = (),
+        opening: int = 0,
     ) -> int:
         """A prompt arrives; returns its turn id."""
         turn = self._next_turn
@@ -84,6 +85,7 @@ class FakeEngine:
             origin=RunOrigin.HEADER if run else RunOrigin.INFERRED,
             final=final,
             needs_prompt_logits=logprobs,
+            opening=opening,
         )
         self.apply_actions(self.core.handle(fact))
         check(self.core)

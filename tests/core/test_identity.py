@@ -67,6 +67,52 @@ def answers(engine: FakeEngine, run: RunKey) -> list[int]:
 # --- continues ----------------------------------------------------------------------------------------------------
 
 
+OPENING = [7, 8, 9]
+"""What a chat template ends a prompt with, so that the model answers."""
+
+
+@pytest.mark.parametrize("group", [None, "session"])
+@pytest.mark.parametrize("length", [4, ANSWER])
+def test_a_client_that_never_sends_answers_back_goes_on_with_its_run(
+    engine: FakeEngine, words: Words, group: str | None, length: int
+) -> None:
+    told, served = [*SYSTEM, *TASK], []
+    for _ in range(4):
+        served.append(engine.serve([*told, *OPENING], length=length, opening=3, group=group))
+        told += words()
+    assert len({record.run for record in served}) == 1
+    assert served[-1].relation is Relation.CONTINUES
+
+
+def test_sessions_that_replay_the_same_messages_without_answers_stay_apart(engine: FakeEngine, words: Words) -> None:
+    told = [[*SYSTEM, *TASK]]
+    for _ in range(3):
+        told.append([*told[-1], *words()])
+    for session in ("one", "two", "three"):
+        served = [engine.serve([*one, *OPENING], length=ANSWER, opening=3, group=session) for one in told]
+        assert {record.run.run for record in served} == {session}
+
+
+def test_a_task_that_only_begins_like_another_is_no_more_of_it(engine: FakeEngine, words: Words) -> None:
+    system = words(500)
+    first = engine.serve([*system, 1, 2, 3, *OPENING], length=ANSWER, opening=3)
+    other = engine.serve([*system, 1, 2, 4, 5, 6, 7, 8, *OPENING], length=ANSWER, opening=3)
+    assert other.run != first.run
+
+
+def test_the_same_first_messages_again_are_another_run(engine: FakeEngine) -> None:
+    first = engine.serve([*SYSTEM, *TASK, *OPENING], length=ANSWER, opening=3)
+    again = engine.serve([*SYSTEM, *TASK, *OPENING], length=ANSWER, opening=3)
+    assert again.run != first.run
+
+
+def test_more_messages_while_the_run_is_answering_are_not_its_next_turn(engine: FakeEngine, words: Words) -> None:
+    engine.arrive([*SYSTEM, *TASK, *OPENING], length=ANSWER, opening=3)
+    engine.arrive([*SYSTEM, *TASK, *words(), *OPENING], length=ANSWER, opening=3)
+    engine.run_all()
+    assert len({record.run for record in engine.records}) == 2
+
+
 def test_the_evidence_is_in_the_record(engine: FakeEngine, words: Words) -> None:
     first = engine.serve([*SYSTEM, *TASK], length=ANSWER)
     second = engine.serve([*engine.histories[first.run.run], *words()], length=ANSWER)

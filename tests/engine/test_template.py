@@ -165,3 +165,18 @@ def test_only_an_assistants_final_message_can_be_continued() -> None:
         rendered(ALTERNATING, ("user", "a"), ("assistant", "b"), continue_final_message=True)
     with pytest.raises(TemplateError, match="hides the last message's end"):
         rendered("{{ messages[-1].content[:3] }}", ("assistant", "abcdef"), **OPEN)
+
+
+@pytest.mark.parametrize(
+    ("source", "opening"),
+    [
+        (None, "<|im_start|>assistant\n"),
+        (ALTERNATING, "<assistant>"),
+        ("{{ messages[0].content }}{% if add_generation_prompt %}<a><think>\n{% endif %}", "<a><think>\n"),
+        ("{{ messages[0].content }}", ""),
+        ("{% if add_generation_prompt %}A{% else %}B{% endif %}{{ messages[0].content }}", ""),
+        ("{{ raise_exception('tools are missing') }}", ""),
+    ],
+)
+def test_what_opens_the_answer_is_known_where_the_template_puts_it_last(source: str | None, opening: str) -> None:
+    assert ChatTemplate(source, bos_token="<s>").opening() == opening

@@ -276,6 +276,21 @@ def test_many_forks_of_prompts_that_overlap_are_all_served(server: LiveServer) -
     assert statuses == [200] * 75
 
 
+@pytest.mark.parametrize("headers", [{}, {"X-Correlation-ID": "replayed"}])
+def test_a_replay_that_never_sends_answers_back_is_one_run(
+    client: openai.OpenAI, http: httpx.Client, headers: dict[str, str]
+) -> None:
+    messages, runs = [user(f"{STORY} Told with {len(headers)} headers.")], set()
+    for step in range(3):
+        answer = client.chat.completions.with_raw_response.create(
+            model=MODEL, messages=messages, max_tokens=30, extra_body={"ignore_eos": True}, extra_headers=headers
+        )
+        runs.add(answer.headers["x-trunkline-run"])
+        messages.append(user(f"The log of night {step}: calm, three ships, no fog."))
+    (run,) = runs
+    assert [turn["relation"] for turn in run_of(http, run)["turns"]] == ["new", "continues", "continues"]
+
+
 def test_nothing_that_was_promised_was_broken(client: openai.OpenAI, http: httpx.Client) -> None:
     ask(client, [user("Last words?")])
     assert "trunkline_broken_promises_total 0.0" in http.get("/metrics").text

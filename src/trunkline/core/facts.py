@@ -14,7 +14,8 @@ class TurnArrived:
     session that the client named instead: only its runs are considered, and its first run takes its name. `final` says
     that the run ends with this turn. `needs_prompt_logits` forbids reuse (the prompt's own logprobs are asked). `kind`
     is a digest of what the agent is (its instructions and tools; "": told by how the prompt begins), `service` its
-    class if this turn begins a run.
+    class if this turn begins a run. `opening` is how many symbols at the prompt's end only open the answer: what a
+    template adds after the messages.
     """
 
     at_ms: float
@@ -31,6 +32,7 @@ class TurnArrived:
     needs_prompt_logits: bool = False
     kind: str = ""
     service: ServiceClass = ServiceClass.INTERACTIVE
+    opening: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,7 @@ class _Judge:
             return found
         return (
             self._lost()
+            or self._unanswered()
             or found
             or self._by_text()
             or self._by_place()
@@ -154,6 +155,17 @@ class _Judge:
     def _likeness(self, run: Run) -> tuple[int, int, bool, int]:
         """Of several runs at one place: whose answer follows there, then whose is further on, then the latest."""
         return self._shared(run.leaf), len(self._said(run)), not run.finished, run.seq
+
+    def _unanswered(self) -> Lineage | None:
+        """The waiting run whose last prompt is all here but for what opened its answer, and more messages follow."""
+        leader = None if self.fact.group is None else self.runs.get(RunKey(self.fact.salt, self.fact.group))
+        for run in (self._only_run_below(), leader):
+            if run is None or run.prompt_leaf is None or run.in_flight or run.finished or not self._allowed(run):
+                continue
+            told = run.prompt_leaf.end - run.opening
+            if run.opening and self._shared(run.prompt_leaf) >= told and self._tokens - self.fact.opening > told:
+                return self._continues(run, echoed=False)
+        return None
 
     def _may_go_on(self, run: Run, node: Node) -> bool:
         """A waiting run whose prompt comes again without its answer.
@@ -245,12 +257,15 @@ class _Judge:
 
     def _shared(self, end: Node | None) -> int:
         """How many leading tokens the prompt shares with the path that ends at `end`."""
+        child = self.match.child
         if self._path is None:
             self._path = {node.id: node for node in self.match.path}
+            if child is not None:
+                self._path[child.id] = child
         shared = common_ancestor(end, self._path) if end is not None else None
         if shared is None:
-            return 0 if self.match.path or end is None else self.match.tokens
-        return self.match.tokens if shared is self.match.last is not end else shared.end
+            return 0
+        return self.match.tokens if shared is child else shared.end
 
     def _quotes(self) -> dict[RunKey, list[int]]:
         if self._quoted is None:

@@ -152,6 +152,7 @@ def _begin(state: State, fact: TurnArrived, run: Run, leaf: Node, match: Match, 
     record.digest = str(digest)
     state.runs.set_finished(run, False)
     state.runs.mark_prompt(run, leaf, digest)
+    run.opening = fact.opening
     run.turns, run.in_flight, run.lost_tokens = run.turns + 1, run.in_flight + 1, 0
     state.runs.move_leaf(run, leaf)
     for node in leaf.path():

@@ -48,6 +48,8 @@ class Run:
     """Whether its client sends answers back; None: not known yet."""
     digest: Digest | None = None
     """Of its last prompt."""
+    opening: int = 0
+    """Symbols at the end of its last prompt that only opened the answer."""
 
     @property
     def state(self) -> RunState:

@@ -63,6 +63,7 @@ class EmbeddedEngine:
             bos_token=self._vocabulary.bos_text.decode(),
             eos_token=self._vocabulary.eos_text.decode(),
         )
+        self._opening = self._vocabulary.tokenize(self._template.opening())
         traits = template_traits(self._template.render, self._vocabulary.control)
         self._served = ModelInfo(name, settings.slot_tokens, int(time.time()), self._vocabulary.size, traits)
         self._loop = EngineLoop(
@@ -147,7 +148,8 @@ class EmbeddedEngine:
         except (SamplingError, ConstraintError) as error:
             yield Failed(400, "invalid_value", str(error))
             return
-        live = LiveTurn(next(self._turn_ids), request, generation, emit, f"run-{secrets.token_hex(8)}", time.time())
+        fresh, opening = f"run-{secrets.token_hex(8)}", self._opening_tokens(request.tokens)
+        live = LiveTurn(next(self._turn_ids), request, generation, emit, fresh, time.time(), opening)
         self._loop.submit(live)
         over = False
         try:
@@ -158,6 +160,11 @@ class EmbeddedEngine:
         finally:
             if not over:
                 self._loop.cancel(live.id)
+
+    def _opening_tokens(self, prompt: Ints) -> int:
+        """How many tokens at the prompt's end are what the template opens an answer with: all of that, or none."""
+        size = len(self._opening)
+        return size if size and np.array_equal(prompt[-size:], self._opening) else 0
 
     async def _guide(self, constraint: Constraint) -> Guide:
         if self._grammars.knows(constraint):

@@ -17,7 +17,7 @@ COMPUTE_FAILED = Failed(500, "compute_failed", "the model could not compute this
 class LiveTurn:
     """`fresh` is the run id it takes if it starts a run; `at` its arrival in Unix seconds.
 
-    `failure` is what to say if it fails.
+    `failure` is what to say if it fails; `opening` is as in `TurnArrived`.
     """
 
     id: TurnId
@@ -26,6 +26,7 @@ class LiveTurn:
     emit: Emit
     fresh: str
     at: float
+    opening: int = 0
     placed: bool = False
     failure: Failed = COMPUTE_FAILED
     prompt_entries: list[TokenLogprob | None] = field(default_factory=list)

@@ -271,6 +271,7 @@ class EngineLoop:
                 needs_prompt_logits=request.prompt_logprobs,
                 kind=request.kind,
                 service=hint.service,
+                opening=live.opening,
             )
         )
 

@@ -86,6 +86,17 @@ class ChatTemplate:
         self._knows_developer = "developer" in self.source
         self._wants_parts = not self._repeats(_MARK) and self._repeats([{"type": "text", "text": _MARK}])
 
+    def opening(self) -> str:
+        """What follows the messages of a prompt to open the answer; "" where that depends on the messages."""
+        probe = {"messages": [self._message({"role": "user", "content": "."})]}
+        try:
+            closed, opened = (
+                self._render({**_PROMPT, **probe, "add_generation_prompt": opens}) for opens in (False, True)
+            )
+        except TemplateError:
+            return ""
+        return opened.removeprefix(closed) if opened.startswith(closed) else ""
+
     def _repeats(self, content: Any) -> bool:
         try:
             return _MARK in self._render({"messages": [{"role": "user", "content": content}], **_PROMPT})
