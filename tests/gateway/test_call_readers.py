@@ -101,6 +101,23 @@ def test_calls_are_told_from_text(form: CallFormat, text: str, shown: str, calls
     assert summary(form, text) == (shown, calls)
 
 
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES, "\n".join(f'<tool_call>\n{{"name": "add", "arguments": {A}}}\n</tool_call>' for _ in range(3))),
+        (LLAMA3, f'{{"name": "add", "parameters": {A}}}'),
+        (MISTRAL, "[TOOL_CALLS][" + ", ".join(f'{{"name": "add", "arguments": {A}}}' for _ in range(3)) + "]"),
+    ],
+)
+def test_calls_that_the_token_limit_cuts_anywhere_leave_nothing_of_themselves_in_the_text(
+    form: CallFormat, text: str
+) -> None:
+    first = text.index(A) + 1
+    for end in range(first, len(text) + 1):
+        shown, calls = summary(form, text[:end])
+        assert (shown, bool(calls)) == ("", True), text[:end]
+
+
 def test_arguments_come_piece_by_piece_as_they_are_generated() -> None:
     pieces = ["Hi <to", "ol_call>\n", '{"name": "add", ', '"arguments": {"a', '": 1', "}}", "\n</tool_call>"]
     reader = make_reader(HERMES)

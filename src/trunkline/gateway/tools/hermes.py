@@ -79,8 +79,8 @@ class TaggedReader:
         left = "" if self._closing else self._held  # an end tag cut in the middle
         if self._scan is not None:
             left = self._scan.rest if self._scan.begun else self._lead + BEGIN + self._scan.unread
-        if self._calls and not left.strip():
-            left = ""
+        if self._calls and (BEGIN.startswith(left.strip()) or left.lstrip().startswith(BEGIN)):
+            left = ""  # blanks, or the next call, cut before it was one: behind a call only calls follow
         return (Text(left),) if left else ()
 
     def _read(self, text: str, parts: list[Part]) -> str:

@@ -77,8 +77,9 @@ class ListReader:
         left = self._passed + self._held
         if self._scan is not None:
             left = self._scan.rest if self._scan.begun else self._passed + self._scan.unread
-        if self._calls and not left.strip(", \n"):
-            left = ""
+        cut = self._scan is not None and not self._scan.begun
+        if self._calls and (cut or not left.strip(", \n")):
+            left = ""  # what separates calls, or the next one, cut before it was one
         return (Text(left),) if left else ()
 
     def _read(self, text: str, parts: list[Part]) -> str:
