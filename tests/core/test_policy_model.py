@@ -121,8 +121,8 @@ class CoreMachine(RuleBasedStateMachine):
             if not self.engine.jobs:
                 return
             if step % 40 == 0:
-                for run in sorted(self.engine.histories):
-                    over = RunFinished(at_ms=self.engine.now_ms, key=RunKey("", run))
+                for key in [run.key for run in self.engine.core.state.runs if run.turns and not run.in_flight]:
+                    over = RunFinished(at_ms=self.engine.now_ms, key=key)
                     self.engine.apply_actions(self.engine.core.handle(over))
             self.engine.step()
         raise AssertionError(f"turns {sorted(self.engine.jobs)} never finished")
