@@ -288,9 +288,12 @@ def test_a_prompt_that_the_run_wrote_itself_is_a_branch(engine: FakeEngine, word
     assert (record.relation, run_of(engine, record).parent) == (Relation.BRANCH, first.run.run)
 
 
-def test_a_prompt_that_the_run_wrote_is_a_branch_though_it_has_the_runs_tools(engine: FakeEngine, words: Words) -> None:
+@pytest.mark.parametrize("task", [12, 20, 40])
+def test_a_prompt_that_the_run_wrote_is_a_branch_though_it_has_the_runs_tools(
+    engine: FakeEngine, words: Words, task: int
+) -> None:
     tools = words(300)
-    first = play(engine, words, turns=2, start=[*SYSTEM, *tools, *TASK])
+    first = play(engine, words, turns=2, start=[*SYSTEM, *tools, *words(task)])
     record = engine.serve([*words(60), *tools, *answers(engine, first.run)])
     assert (record.relation, run_of(engine, record).parent) == (Relation.BRANCH, first.run.run)
 

@@ -198,7 +198,8 @@ class _Judge:
     def _by_text_of(self, run: Run, turns: Counter[int]) -> Lineage | None:
         told, said = self._told(run), turns.total()
         if said >= ENOUGH:
-            own = TASK in told or self._keeps_own(run) or sum(count >= ENOUGH for count in turns.values()) > 1
+            task = 2 * told.count(TASK) > run.task_passages  # a short one stands behind words that others share
+            own = task or self._keeps_own(run) or sum(count >= ENOUGH for count in turns.values()) > 1
             summed_up = said >= PLENTY and self._tokens <= SHRUNK * _history_tokens(run) and self._keeps_head(run)
             if (own or summed_up) and not run.in_flight:
                 return self._rewritten(run, said)

@@ -54,10 +54,11 @@ class Landmarks:
         """The run's turn number `turn` generated `symbols`."""
         self._claim(_Owner(run, turn), symbols)
 
-    def told(self, run: RunKey, symbols: Ints) -> None:
-        """The run began with `symbols`, which nobody had sent before."""
+    def told(self, run: RunKey, symbols: Ints) -> int:
+        """The run began with `symbols`, which nobody had sent before. Returns how many passages its task has."""
         self._claim(_Owner(run, TASK), symbols[-TASK_SYMBOLS:])
         self._claim(_Owner(run, TOLD), symbols[:TOLD_SYMBOLS])
+        return self.quoted(run.salt, symbols[-TASK_SYMBOLS:]).get(run, []).count(TASK)
 
     def quoted(self, salt: str, symbols: Ints) -> dict[RunKey, list[int]]:
         """Whose passages are in `symbols`: by run, the turn of each (`TOLD` or `TASK` for what it was told)."""

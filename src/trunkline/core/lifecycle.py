@@ -147,7 +147,7 @@ def _begin(state: State, fact: TurnArrived, run: Run, leaf: Node, match: Match, 
         run.known_tokens = match.tokens
     if run.turns == 0 and found.relation is not Relation.SIDE_CALL:
         at = match.last.last_symbol + match.inside
-        state.landmarks.told(run.key, fact.prompt.symbols[at:])
+        run.task_passages = state.landmarks.told(run.key, fact.prompt.symbols[at:])
     digest = _digest(run, fact, match)
     record.digest = str(digest)
     state.runs.set_finished(run, False)

@@ -42,6 +42,8 @@ class Run:
     """The end of its first prompt."""
     known_tokens: int = 0
     """Leading tokens of its first prompt that others had sent before: shared instructions and tools."""
+    task_passages: int = 0
+    """Passages by which the end of its first prompt, its task, is known."""
     answer_tokens: int = 0
     """Length of its last answer."""
     echoes: bool | None = None
