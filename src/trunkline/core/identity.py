@@ -29,6 +29,9 @@ ENOUGH, PLENTY = 3, 6
 """Passages that tie a prompt to a run: together with something else, and alone. A phrase may recur by chance."""
 SHRUNK = 0.75
 """A history of which only the answers are left was summed up if it lost a quarter."""
+OWN = 0.75
+"""The part of its first prompt, or of its last, that begins a prompt of the run's own and not one that it wrote for
+another agent with much the same instructions and tools."""
 HEAD = 0.5
 """The part of its first prompt that a rewritten history keeps if it keeps its head: instructions and tools."""
 GROWN = 1.25
@@ -251,7 +254,7 @@ class _Judge:
         """Whether the prompt begins with most of what only the run has in its first prompt, or in its last."""
         ends = (node for node in (run.first, run.prompt_leaf) if node is not None)
         known = run.known_tokens
-        return any(self._shared(end) - known >= max(1, HEAD * (end.end - known)) for end in ends)
+        return any(self._shared(end) - known >= max(1, OWN * (end.end - known)) for end in ends)
 
     def _keeps_head(self, run: Run) -> bool:
         return run.first is not None and self._shared(run.first) >= HEAD * run.first.end
