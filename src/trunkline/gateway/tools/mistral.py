@@ -9,7 +9,7 @@ from trunkline.gateway.tools.declared import Choice
 from trunkline.gateway.tools.lark import Marker, quoted
 from trunkline.gateway.tools.memory import Said
 from trunkline.gateway.tools.scan import CallScan, NewId, held_back
-from trunkline.gateway.tools.syntax import Shape, call_rules, free_text
+from trunkline.gateway.tools.syntax import Shape, call_rules, marked_body, unmarked_body
 from trunkline.wire.outputs import Part, Text
 
 BEGIN = "[TOOL_CALLS]"
@@ -25,22 +25,15 @@ class Mistral:
 
     def grammar(self, shape: Shape) -> str:
         """As `Syntax.grammar`. Some of these models were taught a blank before the list, some none."""
-        begin, comma = self._begin.rule, quoted(", ")
+        comma = quoted(", ")
         more = f" ({comma} call)*" if shape.choice.parallel else ""
         rules = call_rules(shape.choice.names, "arguments")
         rules += f"calls: {quoted(' ')}? {quoted('[')} call{more} {quoted(']')}\n"
-        if shape.choice.required:
-            return rules + f"body: {begin} calls\n"
-        if shape.answer is not None:
-            return rules + f"body: {shape.answer} | {begin} calls\n"
-        rules += free_text(shape.never) + "text: TEXT\nbody: text | head calls\n"
-        if self._begin.is_control:
-            return rules + f"head: TEXT {begin}\n"
-        return rules + f"head[lazy]: TEXT {begin}\n"
+        return rules + marked_body(shape, self._begin)
 
     def silence(self, names: Sequence[str], never: Sequence[str]) -> str:
         """As `Syntax.silence`."""
-        return free_text(never, None if self._begin.is_control else BEGIN) + "body: TEXT\n"
+        return unmarked_body(never, self._begin, BEGIN)
 
     def reader(self, choice: Choice, new_id: NewId) -> "ListReader":
         """As `Syntax.reader`."""

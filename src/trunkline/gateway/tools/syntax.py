@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from trunkline.gateway.readers import Reader
 from trunkline.gateway.tools.declared import Choice
-from trunkline.gateway.tools.lark import ANY, any_of, quoted
+from trunkline.gateway.tools.lark import ANY, Marker, any_of, quoted
 from trunkline.gateway.tools.scan import NewId
 
 
@@ -70,3 +70,18 @@ def free_text(never: Sequence[str], inside: str | None = None) -> str:
         barred.append("HOLDS")
         rules += f"HOLDS: ANY {quoted(inside)} ANY\n"
     return rules + f"TEXT: ANY & ~({any_of(barred)})\n"
+
+
+def marked_body(shape: Shape, begin: Marker) -> str:
+    """`body`: an answer, or text and the rule `calls` behind the marker `begin`, as `shape` has it."""
+    if shape.choice.required:
+        return f"body: {begin.rule} calls\n"
+    if shape.answer is not None:
+        return f"body: {shape.answer} | {begin.rule} calls\n"
+    head = "head" if begin.is_control else "head[lazy]"
+    return free_text(shape.never) + f"text: TEXT\nbody: text | head calls\n{head}: TEXT {begin.rule}\n"
+
+
+def unmarked_body(never: Sequence[str], begin: Marker, text: str) -> str:
+    """`body`: any text without the marker `begin`, which is spelled `text`."""
+    return free_text(never, None if begin.is_control else text) + "body: TEXT\n"
