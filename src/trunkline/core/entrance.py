@@ -28,10 +28,8 @@ def is_new(state: State, fact: TurnArrived, found: Lineage) -> bool:
     return found.passages == 0 and (leader is None or not leader.admitted)
 
 
-def refusal(state: State, fact: TurnArrived, found: Lineage, matched_tokens: int) -> TurnRefused | None:
-    """Why a turn's run is not let in; None if it is, may wait, or need not be asked."""
-    if not is_new(state, fact, found):
-        return None
+def refusal(state: State, fact: TurnArrived, matched_tokens: int) -> TurnRefused | None:
+    """Why the run that a turn begins is not let in; None if it is, or may wait."""
     state.admission.look_again(fact.at_ms)
     refused = state.admission.judge(_proposed(state, fact, RunKey(fact.salt, fact.fresh), matched_tokens), fact.at_ms)
     if refused is None:

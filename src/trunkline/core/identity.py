@@ -60,11 +60,6 @@ class Lineage:
     echoed: bool | None = None
     """Whether the client sent the run's last answer back; None where that cannot be told."""
 
-    @property
-    def begun(self) -> bool:
-        """Whether the turn belongs to what has begun: its run, or the run that it branches off."""
-        return self.run is not None or self.relation is Relation.BRANCH
-
 
 def lineage(runs: RunTable, landmarks: Landmarks, fact: TurnArrived, match: Match) -> Lineage:
     """Judge a turn that arrived, given its match in the tree; changes nothing.
@@ -228,8 +223,9 @@ class _Judge:
     def _by_size(self) -> Lineage | None:
         """Where text cannot testify: the one open run under the prompt's head, if no first prompt is so long."""
         run = self._only_silent_run_below()
-        grown = run is not None and run.first is not None and self._tokens >= GROWN * run.first.end
-        return self._rewritten(run, 0) if grown and run is not None and run.turns > 1 else None
+        if run is None or run.first is None or run.turns < 2:
+            return None
+        return self._rewritten(run, 0) if self._tokens >= GROWN * run.first.end else None
 
     def _only_silent_run_below(self) -> Run | None:
         """The one open run below where the prompt leaves the tree, if what it said cannot be expected in the prompt."""

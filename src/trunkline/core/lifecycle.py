@@ -24,7 +24,10 @@ def arrive(state: State, fact: TurnArrived) -> list[Action]:
     named = state.runs.get(RunKey(fact.salt, fact.run)) if fact.run is not None else None
     match = state.tree.match(fact.salt, fact.prompt, named.leaf if named is not None else None)
     found = lineage(state.runs, state.landmarks, fact, match)
-    why = _refusal(state, fact, found) or entrance.refusal(state, fact, found, match.tokens)
+    new = entrance.is_new(state, fact, found)
+    why = _refusal(state, fact, new=new)
+    if why is None and new:
+        why = entrance.refusal(state, fact, match.tokens)
     if why is not None:
         return [why]
     leaf, split = state.tree.graft(match, fact.prompt)
@@ -32,7 +35,6 @@ def arrive(state: State, fact: TurnArrived) -> list[Action]:
     run = settle(state.runs, fact, found)
     if state.checkpoints:
         actions += _cut_last_token(state, leaf)
-    new = entrance.is_new(state, fact, found)
     turn = _begin(state, fact, run, leaf, match, found)
     state.turns[turn.id] = turn
     state.forget(state.runs.touch(run, fact.at_ms))
@@ -97,7 +99,7 @@ def break_promise(state: State, move: Load, at_ms: float) -> list[Action]:
     return [*(DropSegment(node.id) for node in lost), *ledger.deaths]
 
 
-def _refusal(state: State, fact: TurnArrived, found: Lineage) -> TurnRefused | None:
+def _refusal(state: State, fact: TurnArrived, *, new: bool) -> TurnRefused | None:
     tokens, room = fact.prompt.tokens, state.settings.slot_tokens
     if tokens == 0:
         return TurnRefused(fact.turn, "the prompt is empty", None)
@@ -105,7 +107,7 @@ def _refusal(state: State, fact: TurnArrived, found: Lineage) -> TurnRefused | N
         need = f"{tokens} prompt tokens and {fact.max_new_tokens} to generate"
         return TurnRefused(fact.turn, f"{need} do not fit {room} tokens of context", None)
     queued = sum(turn.phase is Phase.QUEUED for turn in state.turns.values())
-    if queued >= state.settings.max_queue and entrance.is_new(state, fact, found):
+    if queued >= state.settings.max_queue and new:
         return TurnRefused(fact.turn, f"{queued} turns are waiting already", 1.0, RefusalReason.QUEUE_FULL)
     return None
 
